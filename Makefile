@@ -1,0 +1,45 @@
+PYTHON ?= python3
+PROMPT ?= What is the capital of France?
+VENV   := .venv
+BIN    := $(VENV)/bin
+# On Linux the MLX backend is an extra: `make setup BACKEND=cuda` takes the CUDA one.
+BACKEND ?= $(if $(filter Linux,$(shell uname -s)),cpu,)
+EXTRAS := $(if $(BACKEND),[$(BACKEND)],)
+
+.PHONY: setup run test format lint check bench completions clean
+
+setup: $(VENV)/.done ## make .venv and install mlxcel with its development tools
+
+$(VENV)/.done: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install -q --group dev -e '.$(EXTRAS)'
+	touch $@
+
+run: setup ## fetch the built-in model and answer PROMPT
+	$(BIN)/mlxcel run -p "$(PROMPT)"
+
+test: setup ## every test; fetches the built-in model once
+	$(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff check -q --fix-only .
+	$(BIN)/ruff format .
+
+lint: setup ## style, walls and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+check: lint test
+
+bench: setup ## figures for docs/log.md; never part of the tests
+	$(BIN)/python -m tests.bench.decode
+
+completions: setup ## shell completions into completions/
+	for shell in bash zsh fish; do _MLXCEL_COMPLETE=source_$$shell $(BIN)/mlxcel > completions/mlxcel.$$shell; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

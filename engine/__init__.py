@@ -1,0 +1,1 @@
+"""The batch-native engine: rows, ticks and events; it knows no HTTP and no terminal."""

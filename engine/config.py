@@ -1,0 +1,134 @@
+"""Every default and bound of the engine, in one frozen dataclass, checked once.
+
+A field's default is the only home of that default: flags, environment, files and help texts read it from
+here (`setting_of`). This module knows neither flags nor files.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from engine.errors import ConfigError
+from engine.request import Sampling
+
+GREEDY = Sampling(temperature=0.0)
+SERVE_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is said of one field: help text, bounds, and the flag's further names."""
+
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    aliases: tuple[str, ...] = ()
+    flag: bool = True
+
+
+def setting(
+    default: Any,
+    help: str,  # noqa: A002 - the word every command-line library uses
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    aliases: tuple[str, ...] = (),
+    flag: bool = True,
+) -> Any:
+    """A dataclass field that carries its help text and bounds; `flag=False` keeps it off the command line."""
+    said = Setting(help, minimum, maximum, aliases, flag)
+    return dataclasses.field(default=default, metadata={"setting": said})
+
+
+def setting_of(field: dataclasses.Field[Any]) -> Setting | None:
+    """The `Setting` that `field` carries, or None for a field that is not a setting."""
+    return field.metadata.get("setting")
+
+
+def check_bounds(config: Any) -> None:
+    """Hold every field of the dataclass instance `config` against its bounds.
+
+    Raises ConfigError naming the first field that is out of them. None means "not given" and passes.
+    """
+    for field in dataclasses.fields(config):
+        said, value = setting_of(field), getattr(config, field.name)
+        if said is None or value is None or isinstance(value, (str, Path, tuple)):
+            continue
+        if said.minimum is not None and value < said.minimum:
+            raise ConfigError(field.name, f"{field.name} must be at least {said.minimum:g}, not {value:g}")
+        if said.maximum is not None and value > said.maximum:
+            raise ConfigError(field.name, f"{field.name} must be at most {said.maximum:g}, not {value:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What one engine is: its checkpoint, its bounds, its defaults. Lengths and sizes are tokens."""
+
+    AUTO_PARALLEL: ClassVar[int] = 4
+
+    model: Path
+    ctx_size: int = setting(0, "context length in tokens; 0: the model's own", minimum=0, aliases=("-c",))
+    n_predict: int = setting(
+        -1, "new tokens when a request does not say; -1: until the end of sequence or context", minimum=-1,
+        aliases=("-n",),
+    )  # fmt: skip
+    parallel: int = setting(
+        -1, "requests that run at once; -1: 4, or 1 where the model family cannot batch", minimum=-1
+    )
+    max_batch_size: int = setting(0, "rows in one decode step; 0: as many as run at once", minimum=0)
+    no_batch: bool = setting(False, "run one request at a time")
+    max_queue_depth: int = setting(32, "requests that may wait beyond those that run", minimum=0)
+    prefill_chunk_size: int = setting(
+        0,
+        "prompt tokens in one prefill piece; 0: sized by measured time",
+        minimum=0,
+        aliases=("--batch-size",),
+    )
+    prefill_grant_interval: int = setting(
+        16, "decode steps between two pieces of a long prompt while others decode", minimum=1
+    )
+    lookahead: bool | None = setting(
+        None, "submit a step before the last is read; None: where it gains", flag=False
+    )
+    trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")
+    chat_template: Path | None = setting(None, "a Jinja file used in place of the checkpoint's chat template")
+    temp: float | None = setting(None, "default temperature; 0: greedy", minimum=0, maximum=100)
+    top_k: int | None = setting(None, "default top-k; 0: off", minimum=0)
+    top_p: float | None = setting(None, "default top-p; 1: off", minimum=0, maximum=1)
+    min_p: float | None = setting(None, "default min-p; 0: off", minimum=0, maximum=1)
+    seed: int | None = setting(None, "default seed; not given: every request draws its own", minimum=0)
+    fallback_sampling: Sampling = GREEDY
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+        if self.parallel == 0:
+            raise ConfigError("parallel", "parallel must be -1 (auto) or at least 1, not 0")
+        if self.no_batch and self.parallel > 1:
+            raise ConfigError(
+                "no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}"
+            )
+
+    def num_slots(self, *, batches: bool) -> int:
+        """How many rows run at once; `batches` says whether the model family gains from company."""
+        if self.no_batch:
+            return 1
+        if self.parallel > 0:
+            return self.parallel
+        return self.AUTO_PARALLEL if batches else 1
+
+    def default_sampling(self, checkpoint: Sampling | None) -> Sampling:
+        """What a request draws with where it does not say: setting over checkpoint over fallback."""
+        base = checkpoint or self.fallback_sampling
+        given = {
+            name: value
+            for name, value in {
+                "temperature": self.temp,
+                "top_k": self.top_k,
+                "top_p": self.top_p,
+                "min_p": self.min_p,
+                "seed": self.seed,
+            }.items()
+            if value is not None
+        }
+        return dataclasses.replace(base, **given)

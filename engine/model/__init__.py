@@ -1,0 +1,1 @@
+"""Checkpoints: where they lie, how they get there, how they are loaded."""

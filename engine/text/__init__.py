@@ -1,0 +1,1 @@
+"""Text on both sides of the tokens: the chat render before, the detokenizer after."""

@@ -105,9 +105,7 @@ class EngineConfig:
         if self.parallel == 0:
             raise ConfigError("parallel", "parallel must be -1 (auto) or at least 1, not 0")
         if self.no_batch and self.parallel > 1:
-            raise ConfigError(
-                "no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}"
-            )
+            raise ConfigError("no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}")
 
     def num_slots(self, *, batches: bool) -> int:
         """How many rows run at once; `batches` says whether the model family gains from company."""

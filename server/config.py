@@ -17,9 +17,7 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on, or a path ending in .sock for a unix socket")
     port: int = setting(8080, "port to listen on; 0: any free one", minimum=0, maximum=65535)
     alias: str = setting("", "the model's name for clients, in place of its own")
-    insecure_no_auth: bool = setting(
-        False, "allow listening beyond this machine although there are no API keys"
-    )
+    insecure_no_auth: bool = setting(False, "allow listening beyond this machine although there are no API keys")
     keep_alive_s: float = setting(
         10.0, "seconds of silence before a stream sends a comment", minimum=0.01, flag=False
     )

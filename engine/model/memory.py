@@ -13,7 +13,7 @@ UNLIMITED_BYTES = 1 << 60
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes that can be allocated before something is swapped out or killed. `root` is where /proc and /sys are."""
+    """Bytes that can be taken before something is swapped out or killed. `root` is where /proc and /sys are."""
     machine = _linux_bytes(root) or _mac_bytes() or _sysconf_bytes()
     return max(0, min(machine, _control_group_bytes(root)))
 

@@ -153,7 +153,7 @@ def fetch(built_in: BuiltIn, folder: Path, progress: Progress = silent) -> Path:
         shutil.rmtree(target)
     raise FetchFailed(
         f"{built_in.source} could not be fetched. " + ". ".join(said),
-        hint="pip's own index and proxy settings (PIP_INDEX_URL, HTTPS_PROXY) are used; a .gguf file needs no fetching",
+        hint="pip's index and proxy settings (PIP_INDEX_URL, HTTPS_PROXY) hold; a .gguf file needs no network",
     )
 
 

@@ -211,8 +211,8 @@ def check_complete(folder: Path) -> None:
     for name in _weight_files(folder):
         _check_length(folder / name)
     manifest = _read_manifest(folder)
-    if manifest and (name := _first_mismatch(folder, manifest["files"])):
-        raise ModelIncomplete(f"{folder} is not as it was stored: {name} is missing or has another size")
+    if manifest and (changed := _first_mismatch(folder, manifest["files"])):
+        raise ModelIncomplete(f"{folder} is not as it was stored: {changed} is missing or has another size")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The tokenizer of a GGUF file, from its metadata to tokenizer.json and tokenizer_config.json.
 
-Two families: byte-level BPE (`gpt2`), whose way to cut text into words is known by name only, and SentencePiece BPE
-with byte fallback (`llama`), whose merges are rebuilt from the scores. Ids are those of the GGUF, one for one.
+Two families: byte-level BPE (`gpt2`), whose way to cut text into words is known by name only, and SentencePiece
+BPE with byte fallback (`llama`), whose merges are rebuilt from the scores. Ids are those of the GGUF, one for one.
 It knows metadata and tokenizers; no tensors, no MLX.
 """
 
@@ -147,7 +147,7 @@ def _sentence_piece(metadata: dict[str, Any], ids: dict[str, int]) -> Tokenizer:
 
 
 def _merges(ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Every way two pieces make a third, the best-scored third first: the order in which SentencePiece joins them."""
+    """Every way two pieces make a third, the best-scored third first: the order SentencePiece joins them in."""
     ranked: list[tuple[float, int, int, tuple[str, str]]] = []
     for piece, index in ids.items():
         for cut in range(1, len(piece)):

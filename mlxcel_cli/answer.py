@@ -1,0 +1,88 @@
+"""One answer on the terminal: its text on stdout as it comes, what is to be said about it on stderr."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from mlxcel_cli import render
+from mlxcel_cli.pieces import End, Piece, Prefill, Text
+
+SILENCE_S = 1.0
+# What a terminal would act on, shown instead: an answer must not move the cursor or set the window's title.
+SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer that was shown whole. `first_s` is the time to its first token as the person felt it."""
+
+    end: End
+    first_s: float
+
+
+async def show(pieces: AsyncGenerator[Piece, None]) -> Answer:
+    """Write an answer to stdout as it comes, and a note on stderr while it keeps people waiting."""
+    status, started_s, first_s, last = render.Status(), time.monotonic(), None, "\n"
+    waiting = asyncio.get_running_loop().call_later(SILENCE_S, status.show, "waiting for the model ...")
+    is_screen = render.is_terminal(sys.stdout)
+    end = End("")
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if isinstance(piece, Text):
+                    first_s = first_s or time.monotonic() - started_s
+                    waiting.cancel()
+                    status.clear()
+                    render.put(piece.text.translate(SHOWN_CONTROLS) if is_screen else piece.text)
+                    last = piece.text[-1]
+                elif isinstance(piece, Prefill):
+                    if time.monotonic() - started_s >= SILENCE_S:
+                        status.show(f"reading the prompt: {piece.done} of {piece.total} tokens")
+                else:
+                    end = piece
+    finally:
+        waiting.cancel()
+        status.clear()
+        if last != "\n":
+            render.put("\n")
+    return Answer(end, first_s or time.monotonic() - started_s)
+
+
+def remark(shown: Answer, max_tokens: int | None, *, with_stats: bool) -> None:
+    """What there is to say once an answer is whole: that it was cut, and its numbers where they are wanted."""
+    for line in (cut(shown, max_tokens), with_stats and stats(shown)):
+        if line:
+            render.note(line)
+
+
+def cut(shown: Answer, max_tokens: int | None) -> str:
+    """Why an answer ended before its end, or nothing."""
+    if shown.end.finish_reason != "length":
+        return ""
+    count = shown.end.usage.get("completion_tokens")
+    at = f"cut at {count} tokens" if count is not None else "cut"
+    if max_tokens is not None and max_tokens == count:
+        return f"({at} by --max-tokens {max_tokens}; without it the answer runs to its end)"
+    return f"({at}: the context is full, or the server allows no more)"
+
+
+def stats(shown: Answer) -> str:
+    """Prompt and new tokens with their rates, and the time to the first token."""
+    timings, usage = shown.end.timings, shown.end.usage
+    parts = [
+        _rate("prompt", usage.get("prompt_tokens", timings.get("prompt_n")), timings.get("prompt_per_second")),
+        _rate(
+            "new", timings.get("predicted_n", usage.get("completion_tokens")), timings.get("predicted_per_second")
+        ),
+        f"first token after {shown.first_s:.2f} s",
+    ]
+    return " | ".join(part for part in parts if part)
+
+
+def _rate(what: str, count: int | None, per_second: float | None) -> str:
+    if count is None:
+        return ""
+    return f"{what}: {count} tokens" + (f", {per_second:.1f} tokens/s" if per_second else "")

@@ -1,0 +1,37 @@
+"""Which checkpoint a command means, and fetching it with its progress shown. It does not know what a
+checkpoint is."""
+
+import dataclasses
+import sys
+
+from mlxcel_cli import config, render
+from mlxcel_cli.errors import WrongUsage
+from server.config import ServerConfig
+
+STRONGER = "hint: choose a model with -m MODEL or MLXCEL_MODEL; `mlxcel list` shows what is here"
+
+
+def named(argument: str | None, option: str | None) -> str | None:
+    """The one model a command line names. Raises WrongUsage when it names two."""
+    if argument and option and argument != option:
+        raise WrongUsage(f"two models are named: {argument} and {option}")
+    return argument or option
+
+
+def chosen(settings: config.Settings) -> str:
+    """The model that flags, environment or file name, else the built-in one, said once on a terminal."""
+    if settings.model:
+        return settings.model
+    if render.is_terminal(sys.stderr):
+        render.note(f"no model named: using {config.BUILT_IN_MODEL}, small enough for any machine")
+        render.note(STRONGER)
+    return config.BUILT_IN_MODEL
+
+
+def in_place(server: ServerConfig) -> ServerConfig:
+    """`server` with the folder of the checkpoint that its `model_id` names, brought here first where it is not."""
+    from engine.model.pull import ensure
+
+    with render.fetching(server.model_id) as progress:
+        path = ensure(server.model_id, progress=progress)
+    return dataclasses.replace(server, engine=dataclasses.replace(server.engine, model=path))

@@ -1,0 +1,201 @@
+"""Typed calls on the HTTP API over any httpx2 transport; what the server refuses comes back as exception types.
+
+It reads the event stream itself and knows nothing of where the server runs or how an answer is shown.
+"""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from engine.errors import MlxcelError, UserError
+from mlxcel_cli.errors import NoTemplate, Refused, ServerBusy, ServerFault, ServerGone
+from mlxcel_cli.pieces import End, Piece, Prefill, Text
+
+FORMS = "give http://HOST:PORT or the path of a unix socket that ends in .sock"
+
+
+class EventStream:
+    """Server-sent events out of bytes that are cut anywhere.
+
+    `feed` gives the lines that are whole now, as (kind, value): kind is "data" or "comment"; other fields carry
+    nothing here. Lines end in LF, CR LF or CR (WHATWG HTML, section 9.2).
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._data: list[str] = []
+
+    def feed(self, piece: bytes) -> list[tuple[str, str]]:
+        lines = (self._rest + piece).replace(b"\r\n", b"\n")
+        held = b"\r" if lines.endswith(b"\r") else b""
+        *whole, last = lines.removesuffix(b"\r").replace(b"\r", b"\n").split(b"\n")
+        self._rest = last + held
+        events: list[tuple[str, str]] = []
+        for line in whole:
+            events.extend(self._take(line.decode("utf-8", "replace")))
+        return events
+
+    def _take(self, line: str) -> list[tuple[str, str]]:
+        if not line:
+            data, self._data = self._data, []
+            return [("data", "\n".join(data))] if data else []
+        name, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if name == "data":
+            self._data.append(value)
+        return [("comment", value)] if not name else []
+
+
+class Client:
+    """Calls on one server. `model` is sent with every request where it is given; the server's own else."""
+
+    def __init__(self, transport: httpx2.AsyncBaseTransport, base_url: str, *, model: str | None = None) -> None:
+        timeout = httpx2.Timeout(None, connect=10.0)
+        self._http = httpx2.AsyncClient(transport=transport, base_url=base_url, timeout=timeout, trust_env=False)
+        self._model = {"model": model} if model else {}
+
+    @classmethod
+    def to(cls, address: str, *, model: str | None = None) -> Self:
+        """A client of the server at `address`: http(s)://host:port, with or without /v1, or a socket's path.
+
+        Raises UserError for an address that is neither.
+        """
+        if address.endswith(".sock"):
+            path = address.removeprefix("unix://").removeprefix("unix:")
+            return cls(httpx2.AsyncHTTPTransport(uds=path), "http://localhost", model=model)
+        try:
+            url = httpx2.URL(address)
+        except httpx2.InvalidURL:
+            url = httpx2.URL("")
+        if url.scheme not in ("http", "https") or not url.host:
+            raise UserError(f"{address} is not the address of a server", hint=FORMS)
+        base = address.rstrip("/").removesuffix("/v1")
+        return cls(httpx2.AsyncHTTPTransport(trust_env=False), base, model=model)
+
+    async def __aenter__(self) -> Self:
+        await self._http.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._http.__aexit__(exc_type, exc_value, traceback)
+
+    def chat(self, messages: Sequence[Mapping[str, str]], asked: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Stream the answer to `messages`; `asked` are further fields of the request, sent as they are."""
+        return self._stream("/v1/chat/completions", {"messages": list(messages), **asked})
+
+    def complete(self, prompt: str, asked: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Stream the raw completion of `prompt`."""
+        return self._stream("/v1/completions", {"prompt": prompt, **asked})
+
+    async def models(self) -> list[str]:
+        """The names of the server's models."""
+        listing = await self._get("/v1/models")
+        return [entry["id"] for entry in listing.get("data", [])]
+
+    async def health(self) -> str:
+        """What the server says of itself, such as "ok". Raises ServerBusy while its model loads."""
+        return str((await self._get("/health")).get("status", ""))
+
+    async def _get(self, path: str) -> dict[str, Any]:
+        try:
+            response = await self._http.get(path)
+        except httpx2.TransportError as error:
+            raise self._gone(error) from error
+        if response.is_error:
+            raise _refusal(response.status_code, response.content)
+        return _object(response.content)
+
+    async def _stream(self, path: str, fields: dict[str, Any]) -> AsyncGenerator[Piece, None]:
+        body = {**self._model, **fields, "stream": True, "stream_options": {"include_usage": True}}
+        try:
+            async with self._http.stream("POST", path, json=body) as response:
+                if response.is_error:
+                    raise _refusal(response.status_code, await response.aread())
+                async with aclosing(_pieces(response.aiter_bytes())) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        except httpx2.TransportError as error:
+            raise self._gone(error) from error
+
+    def _gone(self, error: httpx2.TransportError) -> ServerGone:
+        if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+            where = str(self._http.base_url).rstrip("/")
+            return ServerGone(f"no server answers at {where}", hint="is `mlxcel serve` running there?")
+        return ServerGone(f"the server broke off: {error or type(error).__name__}")
+
+
+async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Piece, None]:
+    """The pieces of one event stream; the End, with what came after the finish chunk, is always the last.
+
+    Raises ServerFault for an error frame and ServerGone for a stream that ends without the mark of its end.
+    """
+    events, reason, tail = EventStream(), "", {}
+    async for chunk in chunks:
+        for kind, value in events.feed(chunk):
+            if kind == "comment":
+                if (progress := _progress(value)) is not None:
+                    yield progress
+            elif value == "[DONE]":
+                yield End(reason, tail.get("usage") or {}, tail.get("timings") or {})
+                return
+            else:
+                frame = _object(value.encode())
+                if "error" in frame:
+                    raise ServerFault(_message_of(frame) or "the server failed in mid-answer")
+                tail.update({key: frame[key] for key in ("usage", "timings") if frame.get(key)})
+                for choice in frame.get("choices") or ():
+                    reason = choice.get("finish_reason") or reason
+                    text = (choice.get("delta") or {}).get("content") or choice.get("text")
+                    if text:
+                        yield Text(text)
+    raise ServerGone("the server broke off in mid-answer")
+
+
+def _progress(comment: str) -> Prefill | None:
+    words = comment.split()
+    if len(words) == 2 and words[0] == "prefill":
+        done, _, total = words[1].partition("/")
+        if done.isdecimal() and total.isdecimal():
+            return Prefill(int(done), int(total))
+    return None
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ServerFault("the server's answer is not what was expected: is it an OpenAI-compatible server?")
+    return value
+
+
+def _message_of(answer: Mapping[str, Any]) -> str:
+    error = answer.get("error")
+    return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
+
+
+def _refusal(status: int, content: bytes) -> MlxcelError:
+    try:
+        answer = _object(content)
+    except ServerFault:
+        answer = {}
+    error = answer.get("error")
+    code = str(error.get("code") or "") if isinstance(error, dict) else ""
+    message = _message_of(answer) or f"the server answered with status {status}"
+    if code == "no_chat_template":
+        return NoTemplate(message, status=status, code=code)
+    if status == 503:
+        return ServerBusy(message)
+    if status < 500 or status == 501:
+        return Refused(message, status=status, code=code)
+    return ServerFault(message)

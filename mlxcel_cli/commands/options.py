@@ -1,0 +1,34 @@
+"""The arguments and options that several commands share and that are no settings of the server."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MODEL_HELP = "a folder, a .gguf file, owner/name, or a built-in name [default: $MLXCEL_MODEL, else smollm2-135m]"
+
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="the same as MODEL")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="settings in place of ~/.config/mlxcel/config.toml")
+]
+Prompt = Annotated[
+    str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="the prompt; stdin is added to it")
+]
+System = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="the system prompt")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens", "-n", metavar="N", min=-1, help="new tokens at most; -1: to the end of sequence or context"
+    ),
+]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="end the answer before this text (repeatable)")
+]
+Server = Annotated[
+    str | None,
+    typer.Option(
+        "--server", metavar="URL", help="ask a running server: http://HOST:PORT or a path ending in .sock"
+    ),
+]
+Stats = Annotated[bool, typer.Option("--stats", help="tokens, rates and time to the first token, on stderr")]

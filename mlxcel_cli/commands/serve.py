@@ -1,0 +1,37 @@
+"""`mlxcel serve`: the HTTP server for many clients."""
+
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from engine.config import SERVE_SAMPLING, EngineConfig
+from mlxcel_cli import checkpoint, config
+from mlxcel_cli.commands.options import ConfigFile, Model, ModelOption
+from server.config import ServerConfig
+
+EXAMPLE = """\b
+Examples:
+  mlxcel serve smollm2-135m --port 8080
+  mlxcel serve -m ./my-model --host /tmp/mlxcel.sock
+
+Every flag has an environment twin (--ctx-size: MLXCEL_CTX_SIZE) and the same name in the config file.
+"""
+
+
+@config.takes(*config.names_of(ServerConfig), *config.names_of(EngineConfig))
+def serve(
+    model: Model = None,
+    model_option: ModelOption = None,
+    config_file: ConfigFile = None,
+    **flags: Any,
+) -> None:
+    """Serve a model over HTTP to many clients, with OpenAI's routes."""
+    settings = config.settle(config.finite(flags), model=checkpoint.named(model, model_option), file=config_file)
+    reference = checkpoint.chosen(settings)
+    engine = settings.engine(Path(reference), fallback_sampling=SERVE_SAMPLING)
+    server = checkpoint.in_place(settings.server(reference, engine))
+
+    from server.run import serve as run_server
+
+    raise typer.Exit(run_server(server))

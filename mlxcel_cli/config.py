@@ -1,0 +1,232 @@
+"""One table of settings: flag over environment over config file over default.
+
+The table's rows are the fields of EngineConfig and ServerConfig: names, help texts, bounds and defaults live there
+and nowhere else. This is the only module of the command line that reads the environment. It does not know what
+the commands do with the values.
+"""
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import math
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from engine.config import EngineConfig, Setting, setting_of
+from engine.errors import ConfigError, UserError
+from server.config import ServerConfig
+
+PREFIX = "MLXCEL_"
+BUILT_IN_MODEL = "smollm2-135m"
+WORDS_FOR_BOOL = {"1": True, "true": True, "yes": True, "on": True}
+WORDS_FOR_BOOL |= {"0": False, "false": False, "no": False, "off": False}
+METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+
+# Variables of this project that are no setting: where things lie, and which model is meant.
+OTHER_VARIABLES = ("MLXCEL_HOME", "MLXCEL_MODEL", "MLXCEL_CONFIG")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting: its field's name, the class that holds it, its kind, its default, and what is said of it."""
+
+    name: str
+    owner: type
+    kind: type
+    default: Any
+    said: Setting
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (f"--{self.name.replace('_', '-')}", *self.said.aliases)
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name.upper()
+
+
+@functools.cache
+def table() -> dict[str, Row]:
+    """Every setting that has a flag, by its field's name."""
+    rows: dict[str, Row] = {}
+    for owner in (EngineConfig, ServerConfig):
+        hints = get_type_hints(owner)
+        for field in dataclasses.fields(owner):
+            said = setting_of(field)
+            if said is not None and said.flag:
+                kinds = [kind for kind in get_args(hints[field.name]) if kind is not NoneType]
+                kind = kinds[0] if kinds else hints[field.name]
+                rows[field.name] = Row(field.name, owner, kind, field.default, said)
+    return rows
+
+
+def names_of(owner: type) -> tuple[str, ...]:
+    """The settings that the dataclass `owner` holds, in the order of its fields."""
+    return tuple(row.name for row in table().values() if row.owner is owner)
+
+
+def takes(*names: str, request: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the flags of these settings in place of its `**flags` parameter.
+
+    The command receives None for a flag that was not given. `request` names those that become fields of a request:
+    their defaults are the server's, so none is shown.
+    """
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        flags = [_parameter(table()[name], per_request=name in request) for name in (*request, *names)]
+        command.__signature__ = signature.replace(parameters=[*own, *flags])  # type: ignore[attr-defined]
+        return command
+
+    return wrap
+
+
+def _parameter(row: Row, *, per_request: bool) -> inspect.Parameter:
+    help_text = row.said.help.removeprefix("default ") if per_request else row.said.help
+    if not (per_request or row.kind is bool or row.default in (None, "")):
+        help_text += f" [default: {row.default}]"
+    bounds = {"min": row.said.minimum, "max": row.said.maximum}
+    option = typer.Option(*row.flags, help=help_text, metavar=METAVARS.get(row.kind), **bounds)
+    annotation = Annotated[row.kind | None, option]
+    return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What flags, environment and file say, settled; what nobody says is absent."""
+
+    values: Mapping[str, Any]
+    model: str | None = None
+
+    def engine(self, model: Path, **fixed: Any) -> EngineConfig:
+        """An EngineConfig for the checkpoint at `model`; `fixed` is what the command itself decides."""
+        return EngineConfig(model=model, **{**self._of(EngineConfig), **fixed})
+
+    def server(self, model_id: str, engine: EngineConfig) -> ServerConfig:
+        """A ServerConfig around `engine`, which answers to `model_id`."""
+        return ServerConfig(engine=engine, model_id=model_id, **self._of(ServerConfig))
+
+    def _of(self, owner: type) -> dict[str, Any]:
+        return {name: self.values[name] for name in names_of(owner) if name in self.values}
+
+
+def settle(
+    given: Mapping[str, Any],
+    *,
+    model: str | None = None,
+    file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Settle the settings: `given` flags (None: not given) over `environment` over `file` (None: the usual one).
+
+    Raises ConfigError naming the key or variable that is unknown or of the wrong kind.
+    """
+    named = file or environment.get(f"{PREFIX}CONFIG")
+    in_file = _from_file(Path(named) if named else _usual_file(environment), required=bool(named))
+    model_in_file = in_file.pop("model", None)
+    values = {**in_file, **_from_environment(environment), **{k: v for k, v in given.items() if v is not None}}
+    return Settings(values, model or environment.get(f"{PREFIX}MODEL") or model_in_file)
+
+
+def finite(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that were given. Raises ConfigError for a number that is none (`nan`, `inf`)."""
+    said = {name: value for name, value in given.items() if value is not None}
+    for name, value in said.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(name, f"{name} must be a finite number, not {value}")
+    return said
+
+
+def user_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where things that the person made are kept across sessions."""
+    home = environment.get("XDG_DATA_HOME")
+    if home:
+        return Path(home) / "mlxcel"
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("mlxcel", appauthor=False))
+
+
+def wants_colour(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the person allows colour and cursor movement at all (https://no-color.org, dumb terminals)."""
+    return not environment.get("NO_COLOR") and not is_dumb(environment)
+
+
+def is_dumb(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the terminal can only append text."""
+    return environment.get("TERM", "") in ("dumb", "unknown")
+
+
+def _usual_file(environment: Mapping[str, str]) -> Path:
+    home = environment.get("XDG_CONFIG_HOME")
+    return (Path(home) if home else Path("~/.config").expanduser()) / "mlxcel" / "config.toml"
+
+
+def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        if required:
+            raise UserError(f"there is no config file {path}") from None
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the config file {path} cannot be read: {error}") from None
+    try:
+        said = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"the config file {path} is not TOML: {error}") from None
+    values: dict[str, Any] = {}
+    for key, value in said.items():
+        name = key.replace("-", "_")
+        if name == "model":
+            values[name] = _typed(str, value, name, f"{key} in {path}")
+        elif name in table():
+            values[name] = _typed(table()[name].kind, value, name, f"{key} in {path}")
+        else:
+            near = difflib.get_close_matches(name, [*table(), "model"], n=1)
+            hint = f"did you mean {near[0].replace('_', '-')}?" if near else "names are those of serve's flags"
+            raise ConfigError(name, f"unknown setting {key} in {path}", hint=hint)
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    rows = {row.variable: row for row in table().values()}
+    values: dict[str, Any] = {}
+    for variable, text in environment.items():
+        if variable in rows:
+            row = rows[variable]
+            if text:
+                values[row.name] = _parsed(row.kind, text, row.name, variable)
+        elif variable.startswith(PREFIX) and variable not in OTHER_VARIABLES:
+            near = difflib.get_close_matches(variable, [*rows, *OTHER_VARIABLES], n=1, cutoff=0.85)
+            if near:
+                name = variable.removeprefix(PREFIX).lower()
+                raise ConfigError(name, f"unknown variable {variable}", hint=f"did you mean {near[0]}?")
+    return values
+
+
+def _parsed(kind: type, text: str, name: str, place: str) -> Any:
+    try:
+        return WORDS_FOR_BOOL[text.strip().lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        raise ConfigError(name, f"{place} must be {KINDS[kind]}, not {text!r}") from None
+
+
+def _typed(kind: type, value: Any, name: str, place: str) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    if type(value) is not kind:
+        raise ConfigError(name, f"{place} must be {KINDS[kind]}, not {value!r}")
+    return value

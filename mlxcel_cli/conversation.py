@@ -1,0 +1,71 @@
+"""What was said so far, and how the next turn is asked. It knows the client and no terminal.
+
+A turn is kept only when its answer is whole: who stops reading early, or meets an error, has rolled it back.
+A model without a chat template is given the plain transcript to complete.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from mlxcel_cli.client import Client
+from mlxcel_cli.errors import NoTemplate
+from mlxcel_cli.pieces import End, Piece, Text
+
+NO_TEMPLATE = "this model has no chat template: it continues the plain text instead of answering"
+
+
+class Conversation:
+    """The turns of one conversation. `asked` are every turn's request fields; `warn` takes one line of talk."""
+
+    def __init__(
+        self, client: Client, *, system: str | None, asked: Mapping[str, Any], warn: Callable[[str], None]
+    ) -> None:
+        self.client = client
+        self.system = system
+        self.turns: list[dict[str, str]] = []
+        self.last = ""
+        self._asked = asked
+        self._warn = warn
+        self._plain = False
+
+    async def ask(self, text: str) -> AsyncGenerator[Piece, None]:
+        """Stream the answer to `text`, and keep both once it is whole."""
+        self.last = text
+        answer: list[str] = []
+        question = {"role": "user", "content": text}
+        async with aclosing(self._stream(question)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, Text):
+                    answer.append(piece.text)
+                elif isinstance(piece, End):
+                    self.turns += [question, {"role": "assistant", "content": "".join(answer)}]
+                yield piece
+
+    def take_back(self) -> str:
+        """Forget the last turn and return what was asked in it; what was asked last when that failed already."""
+        if self.turns and self.turns[-2]["content"] == self.last:
+            del self.turns[-2:]
+        return self.last
+
+    def clear(self) -> None:
+        """Forget every turn; the system prompt stays."""
+        self.turns.clear()
+        self.last = ""
+
+    async def _stream(self, question: dict[str, str]) -> AsyncGenerator[Piece, None]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [*system, *self.turns, question]
+        if not self._plain:
+            try:
+                async with aclosing(self.client.chat(messages, self._asked)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                return
+            except NoTemplate:
+                self._plain = True
+                self._warn(NO_TEMPLATE)
+        transcript = "\n\n".join(message["content"] for message in messages)
+        async with aclosing(self.client.complete(transcript, self._asked)) as pieces:
+            async for piece in pieces:
+                yield piece

@@ -1,0 +1,117 @@
+"""The `mlxcel` program: its commands, and how what goes wrong becomes a line and an exit code.
+
+It stays light: nothing here loads MLX, transformers or the terminal toolkit before a command needs it.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from engine.errors import MlxcelError
+from mlxcel_cli import render
+from mlxcel_cli.commands import models, serve, talk
+from mlxcel_cli.errors import WrongUsage
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+UsageError: Any = typer.BadParameter.__base__
+EXAMPLES = """\b
+Examples:
+  mlxcel run -p "What is the capital of France?"
+  mlxcel chat
+  mlxcel serve --port 8080
+"""
+
+# Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
+# fmt: off
+ARRIVING = frozenset({
+    "--repeat-penalty", "--json-schema", "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
+    "--kv-unified", "--no-kv-unified", "--max-batch-prefill", "--max-batch-prefill-tokens", "--mixed-step",
+    "--kv-cache-budget", "--kv-admission-watermark", "--enable-preemption", "--decode-storage-backend",
+    "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--draft-model", "--draft-kind",
+    "--draft-block-size", "--prompt-lookup-max-batch", "--threads", "--node-role", "--serving-bind",
+    "--prefill-peers", "--decode-peers", "--log-level", "--log-format", "--no-warmup", "--no-web",
+    "--chat-template-args", "--stall-timeout", "--request-timeout", "--cache-dtype", "--verify-cache",
+})
+# fmt: on
+
+
+def build() -> typer.Typer:
+    """The Typer app with every command registered."""
+    app = typer.Typer(
+        name="mlxcel",
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        invoke_without_command=True,
+        epilog=EXAMPLES,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    app.callback(epilog=EXAMPLES)(mlxcel)
+    app.command(epilog=talk.RUN_EXAMPLE)(talk.run)
+    app.command(epilog=talk.CHAT_EXAMPLE)(talk.chat)
+    app.command(epilog=talk.GENERATE_EXAMPLE)(talk.generate)
+    app.command(epilog=serve.EXAMPLE)(serve.serve)
+    app.command(epilog=models.PULL_EXAMPLE)(models.pull)
+    app.command("list", epilog=models.LIST_EXAMPLE)(models.list_models)
+    app.command("rm", epilog=models.REMOVE_EXAMPLE)(models.remove)
+    return app
+
+
+def mlxcel(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+) -> None:
+    """Run and serve language models on MLX."""
+    if version:
+        import importlib.metadata
+
+        render.put(f"mlxcel {importlib.metadata.version('mlxcel')}\n")
+    elif context.invoked_subcommand is None:
+        render.put(context.get_help() + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console entry: run one command and exit with its code."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.reconfigure(errors="replace")
+    try:
+        code = outcome(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has left; nothing more can be written, at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
+    sys.exit(code)
+
+
+def outcome(arguments: Sequence[str] | None) -> int:
+    """Run one command; its exit code. What a person can mend is said in one line, and a hint."""
+    try:
+        return build()(args=arguments, prog_name="mlxcel", standalone_mode=False) or 0
+    except UsageError as problem:
+        render.error(problem.format_message(), _usage_hint(problem))
+        return USAGE
+    except WrongUsage as problem:
+        render.failure(problem)
+        return USAGE
+    except MlxcelError as problem:
+        render.failure(problem)
+        return FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+
+
+def _usage_hint(problem: Any) -> str:
+    option = getattr(problem, "option_name", "")
+    if option in ARRIVING:
+        return f"{option} has not arrived in this version"
+    command = problem.ctx.command_path if problem.ctx else "mlxcel"
+    return f"{command} --help lists what there is"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Tables, sizes, progress, errors and hints as terminal text.
+
+stdout is data, stderr is talk. Colour and cursor movement are used only where the stream is a terminal and the
+person allows it. This module does not know what is said.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TextIO
+
+from engine.errors import MlxcelError
+from mlxcel_cli import config
+
+REDRAW_S = 0.1
+BAR_CELLS = 24
+RED, CYAN, DIM, PLAIN = "\x1b[31m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether `stream` is open and leads to a terminal."""
+    with suppress(ValueError, AttributeError):
+        return stream is not None and stream.isatty()
+    return False
+
+
+def say(text: str, *, colour: str = "") -> None:
+    """One line of talk."""
+    if sys.stderr is None:
+        return
+    if colour and is_terminal(sys.stderr) and config.wants_colour():
+        text = f"{colour}{text}{PLAIN}"
+    with suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """A remark that can be overlooked."""
+    say(text, colour=DIM)
+
+
+def error(problem: str, hint: str = "") -> None:
+    """What went wrong in one line, and what to do next in another."""
+    say("error: " + " ".join(problem.split()), colour=RED)
+    if hint:
+        say(f"hint: {hint}", colour=CYAN)
+
+
+def failure(problem: MlxcelError) -> None:
+    """The error and hint lines of an exception."""
+    error(str(problem) or type(problem).__name__, problem.hint)
+
+
+def put(text: str) -> None:
+    """Data: to stdout as it is, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> str:
+    """`rows`, the first of which is the heading, as aligned columns; those in `right` are flushed right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
+
+
+def size(num_bytes: float) -> str:
+    """A size for people, in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" or num_bytes >= 99.95 else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
+
+
+def age(seconds: float) -> str:
+    """How long ago something was, in its largest unit."""
+    for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+class Status:
+    """A line on stderr that is replaced and goes away: progress. Nothing at all where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._works = is_terminal(sys.stderr) and not config.is_dumb()
+        self._drawn_s = 0.0
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Replace the line; within a tenth of a second of the last time nothing happens."""
+        now = time.monotonic()
+        if self._works and now - self._drawn_s >= REDRAW_S:
+            self._drawn_s, self._shown = now, True
+            columns = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{text[:columns]}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown, self._drawn_s = False, 0.0
+
+
+@contextmanager
+def fetching(name: str) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Yield a receiver of progress (stage, done and total bytes): a bar on a terminal, else a line a stage."""
+    status, stages = Status(), set()
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        if stage not in stages and not is_terminal(sys.stderr):
+            note(f"{stage} {name}")
+        stages.add(stage)
+        status.show(f"{stage} {name} {bar(done, total)}")
+
+    try:
+        yield progress
+    finally:
+        status.clear()
+
+
+def bar(done: int, total: int | None) -> str:
+    """`done` of `total` bytes as a bar, or as a size where the total is not known."""
+    if not total:
+        return size(done)
+    share = min(done / total, 1.0)
+    cells = int(share * BAR_CELLS)
+    return f"[{'#' * cells}{'.' * (BAR_CELLS - cells)}] {share:4.0%} {size(done)} of {size(total)}"

@@ -1,0 +1,101 @@
+"""A talk with a model from its start to the exit code: which server, one answer or a chat, and Ctrl-C."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from mlxcel_cli import answer, config, render
+from mlxcel_cli.client import Client
+from mlxcel_cli.conversation import Conversation
+from mlxcel_cli.interrupt import interrupt_calls
+from mlxcel_cli.lines import Lines, Piped
+from mlxcel_cli.repl import Repl
+from mlxcel_cli.transport import InProcess
+from server.config import ServerConfig
+
+OK, FAILED, INTERRUPTED = 0, 1, 130
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What was asked for: `where` is a server to start in this process, or the address of one.
+
+    `model` is the name to send, or None; `asked` are fields of the request, only those that were given.
+    """
+
+    where: ServerConfig | str
+    model: str | None
+    asked: Mapping[str, Any]
+    system: str | None = None
+    stats: bool = False
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.asked.get("max_tokens")
+
+
+def answer_once(talk: Talk, prompt: str) -> int:
+    """Answer one prompt; the exit code."""
+    return _outcome(_answer(talk, prompt, raw=False))
+
+
+def continue_text(talk: Talk, text: str) -> int:
+    """Continue one text as it is; the exit code."""
+    return _outcome(_answer(talk, text, raw=True))
+
+
+def converse(talk: Talk) -> int:
+    """Chat until the person leaves or stdin ends; the exit code."""
+    return _outcome(_converse(talk))
+
+
+def _outcome(talk: Coroutine[Any, Any, bool]) -> int:
+    try:
+        return OK if asyncio.run(talk) else FAILED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+
+
+@asynccontextmanager
+async def _client(talk: Talk) -> AsyncIterator[Client]:
+    """A client of the server that is meant; one in this process lives as long as the client."""
+    if isinstance(talk.where, str):
+        client = Client.to(talk.where, model=talk.model)
+    else:
+        from server.app import make_app
+
+        client = Client(InProcess(make_app(talk.where)), "http://localhost")
+    async with client:
+        yield client
+
+
+async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
+    this = asyncio.current_task()
+    assert this is not None, "coroutines run in tasks"
+    with interrupt_calls(this.cancel):
+        async with _client(talk) as client:
+            shown = await answer.show(
+                client.complete(text, talk.asked) if raw else _conversation(talk, client).ask(text)
+            )
+    answer.remark(shown, talk.max_tokens, with_stats=talk.stats)
+    return True
+
+
+async def _converse(talk: Talk) -> bool:
+    async with _client(talk) as client:
+        lines: Lines = Piped(sys.stdin.fileno())
+        if render.is_terminal(sys.stdin):
+            from mlxcel_cli.keyboard import Keyboard, kept_history
+
+            names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
+            render.note(f"{', '.join(names)}: /help lists the commands, Ctrl-D leaves")
+            lines = Keyboard(kept_history(config.user_data_dir() / "history", warn=render.note))
+        chat = Repl(_conversation(talk, client), lines, max_tokens=talk.max_tokens, stats=talk.stats)
+        return await chat.run()
+
+
+def _conversation(talk: Talk, client: Client) -> Conversation:
+    return Conversation(client, system=talk.system, asked=talk.asked, warn=render.note)

@@ -118,7 +118,7 @@ class EngineConfig:
     def default_sampling(self, checkpoint: Sampling | None) -> Sampling:
         """What a request draws with where it does not say: setting over checkpoint over fallback."""
         base = checkpoint or self.fallback_sampling
-        given = {
+        given: dict[str, Any] = {
             name: value
             for name, value in {
                 "temperature": self.temp,

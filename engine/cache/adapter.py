@@ -1,0 +1,99 @@
+"""The one contact with mlx-lm's cache classes and with the modules of its models.
+
+These interfaces change between patch releases; `self_test` holds them against what is relied on, at start.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+
+from engine.cache.attend import dispatching
+from engine.cache.kinds import LayerKind
+
+
+def layer_kinds(model: Any) -> list[LayerKind]:
+    """What each entry of the model's cache list keeps; there may be fewer or more entries than layers."""
+    return [_kind(cache) for cache in make_prompt_cache(model)]
+
+
+def _kind(cache: Any) -> LayerKind:
+    name = type(cache).__name__
+    if type(cache) is KVCache:
+        return LayerKind("full", cache_class=name)
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return LayerKind("window", window=cache.max_size, cache_class=name)
+    return LayerKind("other", cache_class=name)
+
+
+class SequenceStorage:
+    """A row's state in mlx-lm's own single-sequence caches, for families that spans cannot serve."""
+
+    __slots__ = ("caches", "length")
+
+    def __init__(self, model: Any) -> None:
+        self.caches = make_prompt_cache(model)
+        self.length = 0
+
+    def arrays(self) -> list[mx.array]:
+        states = [cache.state for cache in self.caches if not cache.empty()]
+        return [leaf for _, leaf in tree_flatten(states) if isinstance(leaf, mx.array)]
+
+
+@dataclass(slots=True)
+class HeadSelection:
+    """Which tokens of a forward need logits. None: all. `axis` is that of the tokens in the hidden states."""
+
+    tokens: mx.array | None = None
+    axis: int = 0
+
+    def select(self, hidden: mx.array) -> mx.array:
+        return hidden if self.tokens is None else mx.take(hidden, self.tokens, axis=self.axis)
+
+
+def select_before_head(model: Any, vocab_size: int) -> HeadSelection:
+    """Let the model's output head run only on the tokens that the returned selection names.
+
+    The head is the linear layer outside the blocks whose outputs are the vocabulary, or an embedding used as
+    one. Its class is replaced by a subclass of it; names and weights stay what they are.
+    """
+    selection = HeadSelection()
+    for name, module in model.named_modules():
+        if any(part.isdigit() for part in name.split(".")):
+            continue
+        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
+            _override(module, "as_linear", selection)
+        elif isinstance(module, (nn.Linear, nn.QuantizedLinear)) and module.weight.shape[0] == vocab_size:
+            _override(module, "__call__", selection)
+    return selection
+
+
+def _override(module: nn.Module, method: str, selection: HeadSelection) -> None:
+    original = type(module)
+    run = getattr(original, method)
+
+    def on_selection(self: nn.Module, hidden: mx.array) -> mx.array:
+        selected: mx.array = run(self, selection.select(hidden))
+        return selected
+
+    module.__class__ = type(f"Selecting{original.__name__}", (original,), {method: on_selection})
+
+
+def install_attention() -> None:
+    """Let every model's attention recognize handles; done once for a process, harmless when repeated."""
+    if not hasattr(mx.fast.scaled_dot_product_attention, "dispatches_handles"):
+        mx.fast.scaled_dot_product_attention = dispatching(mx.fast.scaled_dot_product_attention)
+
+
+def self_test() -> None:
+    """Hold mlx-lm's cache interface against what this module relies on. Raises AssertionError."""
+    cache = KVCache()
+    assert cache.empty(), "a new KVCache is empty"
+    cache.update_and_fetch(mx.zeros((1, 1, 2, 4)), mx.zeros((1, 1, 2, 4)))
+    assert cache.offset == 2, "KVCache counts its tokens in `offset`"
+    assert any(isinstance(leaf, mx.array) for leaf in cache.state), "KVCache.state holds its arrays"
+    window = RotatingKVCache(max_size=3)
+    assert (window.max_size, window.keep) == (3, 0), "RotatingKVCache names its window `max_size`"

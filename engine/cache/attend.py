@@ -1,0 +1,150 @@
+"""Which attention runs: tokens as rows, regrouped by the row of the batch they belong to.
+
+An unmodified mlx-lm model is called with input `[T, 1]`: T tokens of any rows, in spans. Where it expects its
+caches it finds `SpanLayer`s. Their `update_and_fetch` stores each span's keys and values with its row and
+returns handles in place of arrays; the attention call recognizes a handle by its type and comes back here. So a
+row's attention is the same computation alone or in company, and no mask or padding joins rows of any length.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import mlx.core as mx
+
+from engine.cache.rows import DenseLayer
+
+Sdpa = Callable[..., mx.array]
+
+
+class UnsupportedAttention(Exception):
+    """The model asks its cache or its attention for something that spans cannot give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one span lies: `start` and `count` in the T tokens, `position` of its first token in its row."""
+
+    start: int
+    count: int
+    position: int
+
+
+class Batch:
+    """The spans of one forward, and what all layers share: positions and masks."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = tuple(places)
+        self._masks: dict[tuple[int, int, int, int], mx.array] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(place.count for place in self.places)
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """Position of each of the T tokens in its row: int32 `[T]`."""
+        return mx.array([place.position + i for place in self.places for i in range(place.count)], mx.int32)
+
+    def mask(self, place: Place, first_key: int, window: int) -> mx.array | str | None:
+        """What the queries of `place` may see of the keys from `first_key` to their own last."""
+        if place.count == 1:
+            return None
+        last = place.position + place.count
+        if not window or last - first_key <= window:
+            return "causal"
+        known = (place.position, place.count, first_key, window)
+        if known not in self._masks:
+            queries = mx.arange(place.position, last)[:, None]
+            keys = mx.arange(first_key, last)[None]
+            self._masks[known] = (keys <= queries) & (keys > queries - window)
+        return self._masks[known]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowMask:
+    """What a model gets where it asks for a mask with a window; it can only be handed on to the attention."""
+
+    window: int
+
+
+class SpanLayer:
+    """One layer's cache as the model sees it, for one forward."""
+
+    def __init__(self, batch: Batch, layers: Sequence[DenseLayer]) -> None:
+        self._batch = batch
+        self._layers = layers  # of each span's row
+
+    @property
+    def offset(self) -> mx.array:
+        """Position of each token, for the rotary embedding: int32 `[T]`."""
+        return self._batch.positions
+
+    def make_mask(
+        self, num_queries: int, return_array: bool = False, window_size: int | None = None
+    ) -> WindowMask | None:
+        if num_queries != 1 or return_array:
+            raise UnsupportedAttention("the model wants its mask as an array")
+        return WindowMask(window_size) if window_size else None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple["Handle", "Handle"]:
+        """Store keys and values of `[T, heads, 1, head_dim]`, each span's with its row."""
+        for place, layer in zip(self._batch.places, self._layers, strict=True):
+            span = slice(place.start, place.start + place.count)
+            layer.append(_to_sequence(keys[span]), _to_sequence(values[span]))
+        return Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
+
+    def attend(self, queries: mx.array, sdpa: Sdpa, dtype: mx.Dtype, mask: Any, **options: Any) -> mx.array:
+        """Attention of `queries` `[T, heads, 1, head_dim]`, each span over its own row's keys and values."""
+        if not (mask is None or isinstance(mask, WindowMask)):
+            raise UnsupportedAttention("the model made a mask of its own")
+        if queries.shape[0] != self._batch.num_tokens or queries.shape[2] != 1:
+            raise UnsupportedAttention(f"queries of shape {queries.shape} are not one token a row")
+        asked = mask.window if mask is not None else 0
+        outputs = []
+        for place, layer in zip(self._batch.places, self._layers, strict=True):
+            window = min(filter(None, (layer.window, asked)), default=0)
+            first_key = max(0, place.position + 1 - window) if window else 0
+            keys, values = (array.astype(dtype) for array in layer.view(first_key))
+            span = _to_sequence(queries[place.start : place.start + place.count])
+            seen = self._batch.mask(place, first_key, window)
+            outputs.append(_to_rows(sdpa(span, keys, values, mask=seen, **options)))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+
+class Handle:
+    """Stands for stored keys or values: it has a shape and a type and no numbers."""
+
+    __slots__ = ("dtype", "layer", "ndim", "shape")
+
+    def __init__(self, layer: SpanLayer, shape: tuple[int, ...], dtype: mx.Dtype) -> None:
+        self.layer = layer
+        self.shape = shape
+        self.ndim = len(shape)
+        self.dtype = dtype
+
+    def astype(self, dtype: mx.Dtype) -> "Handle":
+        return Handle(self.layer, self.shape, dtype)
+
+
+def dispatching(sdpa: Sdpa) -> Sdpa:
+    """Wrap the attention function `sdpa`: a call whose keys are a handle is run by the handle's layer."""
+
+    def attention(queries: mx.array, keys: Any, values: Any, **options: Any) -> mx.array:
+        if isinstance(keys, Handle):
+            return keys.layer.attend(queries, sdpa, keys.dtype, options.pop("mask", None), **options)
+        return sdpa(queries, keys, values, **options)
+
+    attention.dispatches_handles = True  # type: ignore[attr-defined]
+    return attention
+
+
+def _to_sequence(rows: mx.array) -> mx.array:
+    """Tokens as rows `[n, heads, 1, dim]` to one sequence `[1, heads, n, dim]`."""
+    return rows if rows.shape[0] == 1 else rows.transpose(2, 1, 0, 3)
+
+
+def _to_rows(sequence: mx.array) -> mx.array:
+    """One sequence `[1, heads, n, dim]` to tokens as rows `[n, heads, 1, dim]`."""
+    return sequence if sequence.shape[2] == 1 else sequence.transpose(2, 1, 0, 3)

@@ -1,0 +1,100 @@
+"""Dense storage: what one row keeps, one contiguous span of keys and values per layer.
+
+A row owns its storage for its whole life; nothing is merged, padded or extracted.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from engine.cache.kinds import LayerKind
+
+GROWTH_TOKENS = 256
+
+
+class RowStorage(Protocol):
+    """What the engine asks of a row's state, whoever keeps it. `length` counts the tokens stored."""
+
+    length: int
+
+    def arrays(self) -> list[mx.array]:
+        """The arrays to evaluate after a forward."""
+        ...
+
+
+class DenseLayer:
+    """Keys and values of one layer of one row, in the order of their positions.
+
+    A layer with a window forgets what no later query can see, and moves the rest to the front when its buffer
+    is full, so that a token's cost does not depend on the position. Shapes: `[1, heads, tokens, head_dim]`.
+    """
+
+    __slots__ = ("_base", "_keys", "_length", "_values", "_window")
+
+    def __init__(self, kind: LayerKind) -> None:
+        self._window = kind.window
+        self._keys: mx.array | None = None
+        self._values: mx.array | None = None
+        self._base = 0  # position of the first token in the buffers
+        self._length = 0  # position of the next token
+
+    @property
+    def window(self) -> int:
+        """How many positions, itself included, a query sees; 0: all."""
+        return self._window
+
+    def append(self, keys: mx.array, values: mx.array) -> None:
+        """Store the next tokens' keys and values."""
+        num_tokens = keys.shape[2]
+        self._reserve(num_tokens, keys, values)
+        assert self._keys is not None
+        assert self._values is not None
+        at = self._length - self._base
+        self._keys[..., at : at + num_tokens, :] = keys
+        self._values[..., at : at + num_tokens, :] = values
+        self._length += num_tokens
+
+    def view(self, first_position: int) -> tuple[mx.array, mx.array]:
+        """Keys and values from `first_position` to the last stored."""
+        assert self._keys is not None, "nothing is stored yet"
+        assert self._values is not None
+        assert first_position >= self._base, "these positions have left the window"
+        start, stop = first_position - self._base, self._length - self._base
+        return self._keys[..., start:stop, :], self._values[..., start:stop, :]
+
+    def arrays(self) -> list[mx.array]:
+        return [buffer for buffer in (self._keys, self._values) if buffer is not None]
+
+    def _reserve(self, num_tokens: int, keys: mx.array, values: mx.array) -> None:
+        used = self._length - self._base
+        if self._keys is not None and used + num_tokens <= self._keys.shape[2]:
+            return
+        kept = min(used, self._window - 1) if self._window else used
+        capacity = kept + num_tokens + kept // 4
+        capacity = -(-capacity // GROWTH_TOKENS) * GROWTH_TOKENS
+        self._keys = self._moved(self._keys, keys, used, kept, capacity)
+        self._values = self._moved(self._values, values, used, kept, capacity)
+        self._base = self._length - kept
+
+    @staticmethod
+    def _moved(buffer: mx.array | None, like: mx.array, used: int, kept: int, capacity: int) -> mx.array:
+        """A larger buffer that begins with the last `kept` of `used` tokens."""
+        shape = (1, like.shape[1], capacity - kept, like.shape[3])
+        room = mx.zeros(shape, like.dtype)
+        if buffer is None or kept == 0:
+            return room
+        return mx.concatenate([buffer[..., used - kept : used, :], room], axis=2)
+
+
+class DenseStorage:
+    """A row's dense state over all layers."""
+
+    __slots__ = ("layers", "length")
+
+    def __init__(self, kinds: Sequence[LayerKind]) -> None:
+        self.layers = [DenseLayer(kind) for kind in kinds]
+        self.length = 0
+
+    def arrays(self) -> list[mx.array]:
+        return [array for layer in self.layers for array in layer.arrays()]

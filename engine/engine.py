@@ -1,0 +1,231 @@
+"""The engine: rows and ticks in, events out. It owns the model and the arrays and decides nothing.
+
+Everything here runs on the one thread that loaded the model.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from engine.cache import adapter
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ContextLengthExceeded, StepFailed
+from engine.finish import FinishStep
+from engine.forward import Span, choose_forward
+from engine.kernels import portable
+from engine.model.load import LoadedModel, load
+from engine.model.store import default_home
+from engine.plan import Piece, PrefillPlan, Tick
+from engine.request import Event, Failed, Progress, Request, Row, Sampling
+from engine.sample.chain import sample
+from engine.sample.state import Draw, draw_of
+from engine.text.template import ChatTemplate
+from engine.text.tokens import Tokens
+
+log = logging.getLogger(__name__)
+
+Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A submitted forward: its pieces, the rows that get a token from it, and the unread tokens `[B]`."""
+
+    pieces: tuple[Piece, ...]
+    rows: tuple[Row, ...]
+    tokens: mx.array
+
+
+class Engine:
+    """One model that continues rows. `sampler` is the sampler step; tests put a script in its place."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, sampler: Sampler = sample) -> None:
+        self.config = config
+        self._sample = sampler
+        self.context_length = _context_length(loaded.context_length, config.ctx_size)
+        self.vocab_size = loaded.vocab_size
+        self.default_sampling: Sampling = config.default_sampling(loaded.sampling)
+        tokenizer = loaded.tokenizer
+        self.tokens = Tokens(
+            encode=lambda text, add_special: list(tokenizer.encode(text, add_special_tokens=add_special)),
+            decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
+            vocab_size=loaded.vocab_size,
+        )
+        self.template = ChatTemplate.of(tokenizer)
+        self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
+        verdict = choose_forward(loaded.model, loaded.vocab_size)
+        self._forward = verdict.forward
+        self.tokens_per_s = verdict.tokens_per_s
+        self.num_slots = config.num_slots(batches=verdict.forward.batches)
+        self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
+        self._in_flight: _InFlight | None = None
+        self.notes = (
+            *loaded.notes,
+            f"decode path: {verdict.forward.name} ({verdict.reason})",
+            f"context: {self.context_length} tokens, slots: {self.num_slots}",
+        )
+
+    @classmethod
+    def open(cls, config: EngineConfig) -> "Engine":
+        """Load the checkpoint that `config` names. Raises ModelError and ConfigError."""
+        kernels = portable.prepare(default_home() / "kernels")
+        adapter.self_test()
+        adapter.install_attention()
+        loaded = load(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+        engine = cls(loaded, config)
+        engine.notes = (kernels, *engine.notes)
+        return engine
+
+    @property
+    def mode(self) -> str:
+        """How a batch runs: `spans` or `alone`."""
+        return self._forward.name
+
+    def plan(self) -> PrefillPlan:
+        """The prefill plan that fits this model and configuration."""
+        return PrefillPlan(
+            fixed_tokens=self.config.prefill_chunk_size,
+            on_grid=self._forward.on_grid,
+            tokens_per_s=self.tokens_per_s,
+        )
+
+    def submit(self, request: Request) -> Row:
+        """A row for `request`, without arrays yet. Raises ContextLengthExceeded."""
+        num_prompt = len(request.prompt)
+        if num_prompt >= self.context_length:
+            raise ContextLengthExceeded(num_prompt, self.context_length)
+        assert num_prompt > 0, "an empty prompt is refused before"
+        assert all(0 <= token < self.vocab_size for token in request.prompt), "prompt ids are checked before"
+        bounds = [self.context_length - num_prompt]
+        if request.max_tokens is not None:
+            bounds.append(request.max_tokens)
+        elif self.config.n_predict >= 0:
+            bounds.append(self.config.n_predict)
+        seed = request.sampling.seed
+        return Row(
+            request=request,
+            limit_tokens=min(bounds),
+            seed=secrets.randbits(64) if seed is None else seed,
+            text=self._finish.open(request),
+            submitted_s=time.perf_counter(),
+        )
+
+    def prefill(self, pieces: Iterable[Piece]) -> list[Event]:
+        """Store the pieces; a row whose last piece this is gets its first token."""
+        return self.run(Tick(prefill=tuple(pieces)))
+
+    def step(self, rows: Iterable[Row]) -> list[Event]:
+        """One more token for each row."""
+        return self.run(Tick(decode=tuple(rows)))
+
+    def run(self, tick: Tick) -> list[Event]:
+        """Run one forward over the tick's spans, the sampler step and the finish step.
+
+        With lookahead, a tick that only decodes submits its forward and returns the events of the one before.
+        """
+        if self._lookahead and not tick.prefill:
+            return self._run_ahead(tick.decode)
+        events = self.finish_rows()
+        live = tuple(row for row in tick.decode if row.finish_reason is None)
+        self._in_flight = self._submit(tick.prefill, live)
+        return events + self.finish_rows()
+
+    def finish_rows(self) -> list[Event]:
+        """Read the forward in flight, if any, and put its tokens through the finish step."""
+        flying, self._in_flight = self._in_flight, None
+        if flying is None:
+            return []
+        tokens: list[int] = flying.tokens.tolist()  # type: ignore[assignment]
+        now_s = time.perf_counter()
+        events: list[Event] = [
+            Progress(piece.row, piece.stop, len(piece.row.request.prompt)) for piece in flying.pieces
+        ]
+        for row, token in zip(flying.rows, tokens, strict=True):
+            if row.finish_reason is None:
+                events.append(self._finish_row(row, token, now_s))
+        for row in flying.rows:
+            if row.finish_reason is not None:
+                self.release(row)
+        return events
+
+    def _finish_row(self, row: Row, token: int, now_s: float) -> Event:
+        try:
+            return self._finish.finish(row, token, now_s)
+        except Exception as fault:
+            log.exception("the finish step failed for request %s", row.request.id)
+            self.release(row)
+            return Failed(row, StepFailed(f"the new token could not be turned into text: {fault}"))
+
+    def release(self, row: Row) -> None:
+        """Free what `row` holds; a step in flight that still reads it keeps its own references."""
+        row.storage = None
+
+    def abandon(self) -> tuple[Row, ...]:
+        """Drop the forward in flight after a fault and return its rows: their state is lost."""
+        flying, self._in_flight = self._in_flight, None
+        if flying is None:
+            return ()
+        return (*(piece.row for piece in flying.pieces), *flying.rows)
+
+    def _submit(
+        self, pieces: tuple[Piece, ...], rows: tuple[Row, ...], unread: mx.array | None = None
+    ) -> _InFlight:
+        """Build and submit one forward. `unread` `[len(rows)]` stands for last tokens that are not read yet."""
+        spans, sampled, draws = [], [], []
+        for piece in pieces:
+            row = piece.row
+            if row.storage is None:
+                row.storage = self._forward.open()
+                row.started_s = time.perf_counter()
+            spans.append(Span(row.storage, row.request.prompt[piece.start : piece.stop], sample=piece.is_last))
+            row.cursor = piece.stop
+            if piece.is_last:
+                sampled.append(row)
+                draws.append(draw_of(row))
+        for i, row in enumerate(rows):
+            tokens = row.output[-1:] if unread is None else unread[i : i + 1]
+            spans.append(Span(row.storage, tokens, sample=True))
+            sampled.append(row)
+            draws.append(draw_of(row, ahead=0 if unread is None else 1))
+        logits = self._forward.run(spans)
+        drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)
+        results = [drawn, *(array for span in spans for array in span.storage.arrays())]
+        if self._lookahead:
+            mx.async_eval(results)  # type: ignore[no-untyped-call]
+        else:
+            mx.eval(results)
+        return _InFlight(pieces, tuple(sampled), drawn)
+
+    def _run_ahead(self, rows: tuple[Row, ...]) -> list[Event]:
+        """Submit the next step from the unread tokens of the one in flight, then read that one."""
+        flying = self._in_flight
+        if flying is None or flying.pieces or not set(rows) <= set(flying.rows):
+            events = self.finish_rows()
+            live = tuple(row for row in rows if row.finish_reason is None)
+            self._in_flight = self._submit((), live) if live else None
+            return events
+        ahead = [
+            (i, row)
+            for i, row in enumerate(flying.rows)
+            if row.finish_reason is None and len(row.output) + 1 < row.limit_tokens
+        ]
+        following = None
+        if ahead:
+            unread = flying.tokens[mx.array([i for i, _ in ahead])]
+            following = self._submit((), tuple(row for _, row in ahead), unread)
+        events = self.finish_rows()
+        if following is not None and any(row.finish_reason is None for row in following.rows):
+            self._in_flight = following
+        return events
+
+
+def _context_length(of_model: int, asked: int) -> int:
+    if asked > of_model:
+        raise ConfigError(
+            "ctx_size", f"a context of {asked} tokens was asked for, but the model was made for {of_model}"
+        )
+    return asked or of_model

@@ -1,0 +1,38 @@
+"""MLX's own operations, and what they need from the machine.
+
+On a CPU, MLX compiles fused operations with the system's C++ compiler when they are first used, and keeps the
+shared objects in a folder of the temporary directory whose name anybody can guess. Here that folder is a
+private one, and a machine without a compiler runs the same operations unfused.
+"""
+
+import os
+from pathlib import Path
+
+import mlx.core as mx
+
+
+def prepare(folder: Path) -> str:
+    """Set MLX up for this process; `folder` holds compiled operations between runs. Returns the start-up note."""
+    if mx.default_device() != mx.cpu:
+        return f"kernels: MLX on {mx.default_device().type.name}"
+    if _compiles_in(folder):
+        return "kernels: portable (no compiled package)"
+    mx.disable_compile()
+    return "kernels: portable (no compiled package), unfused (no working C++ compiler)"
+
+
+def _compiles_in(folder: Path) -> bool:
+    """Have MLX choose `folder` for its shared objects, which it does once, by compiling a first operation."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1, shapeless=True)(mx.ones((4,))))
+    except RuntimeError:
+        return False
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
+    return True

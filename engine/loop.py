@@ -1,0 +1,264 @@
+"""The one thread that touches MLX: mail in, tick, events out.
+
+Others submit, cancel and stop from any thread and never see an array. The thread loads the model itself, since
+what one thread has built another cannot evaluate. It decides nothing about rows (`scheduler.py`) and computes
+nothing (`engine.py`); it contains faults: a forward that raises ends its own rows.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, StepFailed
+from engine.plan import Tick
+from engine.request import Event, Failed, Request, Row, Sampling
+from engine.scheduler import Scheduler
+from engine.text.template import ChatTemplate
+from engine.text.tokens import Tokens
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+log = logging.getLogger(__name__)
+
+MAX_FAULTS_IN_A_ROW = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the rest of the process may know of the loaded model; safe to use from any thread."""
+
+    tokens: Tokens
+    template: ChatTemplate
+    context_length: int
+    default_sampling: Sampling
+    notes: tuple[str, ...]
+
+
+def open_engine(config: EngineConfig) -> "Engine":
+    """Load MLX and the model; imported this late so that importing the loop costs nothing."""
+    from engine.engine import Engine
+
+    return Engine.open(config)
+
+
+class Ticket:
+    """One submitted request: hand it back to cancel it. Events reach `deliver`, on the loop's thread."""
+
+    __slots__ = ("deliver", "ended", "request", "row")
+
+    def __init__(self, request: Request, deliver: Callable[[Event | MlxcelError], None]) -> None:
+        self.request = request
+        self.deliver = deliver
+        self.row: Row | None = None
+        self.ended = False
+
+
+class EngineLoop:
+    """Runs one engine. `post` is called once per tick with a function that delivers the tick's events.
+
+    The default runs it at once; a server has it run on its own event loop, one wake-up for all rows.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        open_engine: Callable[[EngineConfig], "Engine"] = open_engine,
+        post: Callable[[Callable[[], None]], None] = lambda deliver: deliver(),
+        on_state: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.config = config
+        self.model: ServedModel | None = None
+        self.fault: MlxcelError | None = None
+        self._open = open_engine
+        self._post = post
+        self._on_state = on_state
+        self._mail: deque[tuple[str, Ticket]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._num_live = 0
+        self._num_slots = config.num_slots(batches=True)
+        self._tickets: dict[Row, Ticket] = {}
+        self._faults_in_a_row = 0
+        self._thread = threading.Thread(target=self._run, name="mlxcel-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start loading; `on_state` is called when `model` or `fault` is set."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float | None = None) -> None:
+        """End all rows and the thread, after the running step."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def submit(self, request: Request, deliver: Callable[[Event | MlxcelError], None]) -> Ticket:
+        """Enqueue `request`. Raises QueueFull or EngineStopped at once; later errors are delivered."""
+        with self._wake:
+            if self._stopping or self.fault is not None:
+                raise self.fault or EngineStopped("the engine is stopping")
+            if self._num_live >= self._num_slots + self.config.max_queue_depth:
+                raise QueueFull(
+                    f"{self._num_live} requests run or wait already, and no more may "
+                    f"(max_queue_depth {self.config.max_queue_depth})"
+                )
+            self._num_live += 1
+            ticket = Ticket(request, deliver)
+            self._mail.append(("submit", ticket))
+            self._wake.notify()
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End the request after the running step; it gets no more events. Harmless when it has ended."""
+        with self._wake:
+            self._mail.append(("cancel", ticket))
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            engine = self._open(self.config)
+        except MlxcelError as fault:
+            self._die(fault)
+            return
+        except Exception as fault:
+            log.exception("the model could not be loaded")
+            self._die(EngineStopped(f"the model could not be loaded: {fault}"))
+            return
+        self._num_slots = engine.num_slots
+        self.model = ServedModel(
+            engine.tokens, engine.template, engine.context_length, engine.default_sampling, engine.notes
+        )
+        self._on_state()
+        try:
+            self._serve(engine)
+        except EngineStopped as fault:
+            self._die(fault)
+
+    def _serve(self, engine: "Engine") -> None:
+        scheduler = Scheduler(
+            engine.plan(),
+            num_slots=engine.num_slots,
+            max_batch_size=self.config.max_batch_size,
+            grant_interval=self.config.prefill_grant_interval,
+        )
+        while True:
+            for kind, ticket in self._take_mail(wait=not scheduler.has_work):
+                if kind == "submit":
+                    self._admit(engine, scheduler, ticket)
+                else:
+                    self._drop(engine, scheduler, ticket)
+            if self._stopping:
+                self._end_all(EngineStopped("the server is stopping"))
+                return
+            tick = scheduler.tick()
+            if not tick:
+                continue
+            events = self._run_tick(engine, scheduler, tick)
+            scheduler.settle(events)
+            self._deliver([(self._tickets[event.row], event) for event in events if event.row in self._tickets])
+
+    def _take_mail(self, *, wait: bool) -> list[tuple[str, Ticket]]:
+        with self._wake:
+            while wait and not self._mail and not self._stopping:
+                self._wake.wait()
+            mail = list(self._mail)
+            self._mail.clear()
+        return mail
+
+    def _admit(self, engine: "Engine", scheduler: Scheduler, ticket: Ticket) -> None:
+        if ticket.ended:
+            return
+        try:
+            row = engine.submit(ticket.request)
+        except RequestError as error:
+            self._deliver([(ticket, error)])
+            return
+        except Exception as fault:
+            log.exception("request %s could not be opened", ticket.request.id)
+            self._deliver([(ticket, StepFailed(f"the request could not be opened: {fault}"))])
+            return
+        ticket.row = row
+        self._tickets[row] = ticket
+        scheduler.add(row)
+
+    def _drop(self, engine: "Engine", scheduler: Scheduler, ticket: Ticket) -> None:
+        if ticket.ended:
+            return
+        if ticket.row is not None:
+            ticket.row.finish_reason = "cancelled"
+            scheduler.remove(ticket.row)
+            engine.release(ticket.row)
+        self._end(ticket)
+
+    def _run_tick(self, engine: "Engine", scheduler: Scheduler, tick: Tick) -> Sequence[Event]:
+        started_s = time.perf_counter()
+        try:
+            events = engine.run(tick)
+        except Exception as fault:
+            log.exception("a step of %d rows failed", len(tick.rows))
+            return self._fail(engine, {*tick.rows, *engine.abandon()}, fault)
+        self._faults_in_a_row = 0
+        if tick.prefill and not tick.decode:
+            scheduler.plan.measured(tick.prefill_tokens, time.perf_counter() - started_s)
+        return events
+
+    def _fail(self, engine: "Engine", rows: Iterable[Row], fault: Exception) -> list[Event]:
+        """End the rows of a failed call; after several in a row without success, end the loop."""
+        self._faults_in_a_row += 1
+        events: list[Event] = []
+        for row in rows:
+            engine.release(row)
+            events.append(Failed(row, StepFailed(f"the step that ran this request failed: {fault}")))
+        if self._faults_in_a_row >= MAX_FAULTS_IN_A_ROW:
+            self._deliver([(self._tickets[event.row], event) for event in events if event.row in self._tickets])
+            raise EngineStopped(f"{self._faults_in_a_row} steps in a row failed, the last with: {fault}")
+        return events
+
+    def _deliver(self, events: Sequence[tuple[Ticket, Event | MlxcelError]]) -> None:
+        """Post the events of one tick; a consumer that throws ends its own request and nothing else."""
+        if not events:
+            return
+
+        def deliver() -> None:
+            for ticket, event in events:
+                try:
+                    ticket.deliver(event)
+                except Exception:
+                    log.exception("the consumer of request %s failed", ticket.request.id)
+                    self.cancel(ticket)
+
+        self._post(deliver)
+        for ticket, event in events:
+            if isinstance(event, (Failed, MlxcelError)) or getattr(event, "finish_reason", None):
+                self._end(ticket)
+
+    def _end(self, ticket: Ticket) -> None:
+        """Forget a request that has ended and give its place in the queue away."""
+        if ticket.ended:
+            return
+        ticket.ended = True
+        if ticket.row is not None:
+            self._tickets.pop(ticket.row, None)
+        with self._wake:
+            self._num_live -= 1
+
+    def _end_all(self, error: MlxcelError) -> None:
+        with self._wake:
+            waiting = [ticket for kind, ticket in self._mail if kind == "submit"]
+            self._mail.clear()
+        self._deliver([(ticket, error) for ticket in (*self._tickets.values(), *waiting) if not ticket.ended])
+
+    def _die(self, fault: MlxcelError) -> None:
+        """The loop ends by `fault`: everything that waits hears of it, and so does whoever watches."""
+        with self._wake:
+            self.fault = fault
+        self._end_all(fault)
+        self._on_state()

@@ -1,0 +1,105 @@
+"""The one prefill plan: how a prompt is cut into pieces, and the Tick that carries them.
+
+Scheduler and engine meet here and in `request.py`; neither imports the other. No arrays, no clock.
+"""
+
+from dataclasses import dataclass
+
+from engine.request import Row
+
+GRID_TOKENS = 256  # where cuts change bits, pieces end on multiples of this position
+ROUND_TOKENS = 16
+ALONE_S, ALONE_MAX_TOKENS = 1.0, 2048  # a piece while nothing decodes
+SHARED_S, SHARED_MAX_TOKENS = 0.25, 512  # a piece while rows decode
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Prompt tokens `start` to `stop` of one row, to be stored in one forward."""
+
+    row: Row
+    start: int
+    stop: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt ends here, so that this piece yields the first new token."""
+        return self.stop == len(self.row.request.prompt)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one forward does: prefill pieces, decode rows, or both."""
+
+    prefill: tuple[Piece, ...] = ()
+    decode: tuple[Row, ...] = ()
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return (*(piece.row for piece in self.prefill), *self.decode)
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(piece.num_tokens for piece in self.prefill)
+
+    def __bool__(self) -> bool:
+        return bool(self.prefill or self.decode)
+
+
+class PrefillPlan:
+    """Cuts prompts into pieces of the size in force.
+
+    The size is the one given (`fixed_tokens` > 0), or comes from the measured rate, so that a piece takes about
+    a second when nothing else runs and a quarter of one while rows decode. With `on_grid`, for model families
+    whose arithmetic depends on the cut, pieces end at fixed positions whatever else runs.
+    """
+
+    def __init__(self, *, fixed_tokens: int = 0, on_grid: bool = False, tokens_per_s: float = 0.0) -> None:
+        self._fixed_tokens = fixed_tokens
+        self._grid_tokens = (fixed_tokens or GRID_TOKENS) if on_grid else 0
+        self._tokens_per_s = tokens_per_s
+
+    def measured(self, num_tokens: int, seconds: float) -> None:
+        """Take the duration of one prefill forward into account."""
+        if seconds <= 0 or num_tokens <= 0:
+            return
+        rate = num_tokens / seconds
+        self._tokens_per_s = (self._tokens_per_s + rate) / 2 if self._tokens_per_s else rate
+
+    def budget(self, *, decoding: bool) -> int:
+        """Most prompt tokens that one forward may take now, over all its pieces."""
+        if self._grid_tokens or self._fixed_tokens:
+            return self._grid_tokens or self._fixed_tokens
+        seconds, most = (SHARED_S, SHARED_MAX_TOKENS) if decoding else (ALONE_S, ALONE_MAX_TOKENS)
+        by_time = int(self._tokens_per_s * seconds) // ROUND_TOKENS * ROUND_TOKENS
+        return min(max(by_time, ROUND_TOKENS), most)
+
+    def piece(self, row: Row, budget_tokens: int) -> Piece:
+        """The next piece of `row`'s prompt, from its live cursor, of at most `budget_tokens`."""
+        assert not row.prefilled, "a row whose prompt is stored has no next piece"
+        stop = row.cursor + budget_tokens
+        if self._grid_tokens:
+            stop = (row.cursor // self._grid_tokens + 1) * self._grid_tokens
+        return Piece(row, row.cursor, min(stop, len(row.request.prompt)))
+
+    def pieces(self, rows: list[Row], *, decoding: bool) -> tuple[Piece, ...]:
+        """Pieces of several rows for one forward: the first takes what it can of the budget.
+
+        A further row joins only with all that is left of its prompt; a sliver of it would cost it its turn.
+        """
+        left = self.budget(decoding=decoding)
+        taken = [self.piece(rows[0], left)]
+        left -= taken[0].num_tokens
+        for row in rows[1:]:
+            if len(row.request.prompt) - row.cursor > left:
+                continue
+            piece = self.piece(row, left)
+            if not piece.is_last:
+                continue
+            taken.append(piece)
+            left -= piece.num_tokens
+        return tuple(taken)

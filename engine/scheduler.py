@@ -1,0 +1,95 @@
+"""Who runs next: admission to the slots and the choice between prefill and decode.
+
+`tick` returns a plain value and `settle` hears what came of it. No arrays and no clock; the engine is not known.
+
+Between two prefill ticks there is at least one decode tick while rows decode. A prompt's first piece is granted
+at once; each later one after `grant_interval` ticks without one, so a prompt of C pieces has its first token
+within C * (grant_interval + 1) ticks, and short prompts pass a long one between its pieces.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+
+from engine.plan import PrefillPlan, Tick
+from engine.request import Event, Failed, Output, Row
+
+
+class Scheduler:
+    """Three places for a row: `waiting` for a slot, `prefilling`, `decoding`."""
+
+    def __init__(self, plan: PrefillPlan, *, num_slots: int, max_batch_size: int = 0, grant_interval: int = 16):
+        self.plan = plan
+        self._num_slots = num_slots
+        self._max_batch_size = max_batch_size or num_slots
+        self._grant_interval = grant_interval
+        self.waiting: deque[Row] = deque()
+        self.prefilling: list[Row] = []
+        self.decoding: deque[Row] = deque()
+        self._tick_count = 0
+        self._granted_at: dict[Row, int] = {}
+        self._last_was_prefill = False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.prefilling or self.decoding)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every live row, those that run first."""
+        return (*self.decoding, *self.prefilling, *self.waiting)
+
+    def add(self, row: Row) -> None:
+        self.waiting.append(row)
+
+    def remove(self, row: Row) -> None:
+        """Forget `row`, wherever it is; unknown rows are no error."""
+        for place in (self.waiting, self.prefilling, self.decoding):
+            if row in place:
+                place.remove(row)
+        self._granted_at.pop(row, None)
+
+    def tick(self) -> Tick:
+        """What the next forward does; an empty Tick when there is nothing to do."""
+        while self.waiting and len(self.prefilling) + len(self.decoding) < self._num_slots:
+            self.prefilling.append(self.waiting.popleft())
+        self._tick_count += 1
+        granted = self._granted()
+        if granted:
+            pieces = self.plan.pieces(granted, decoding=bool(self.decoding))
+            self._granted_at.update((piece.row, self._tick_count) for piece in pieces)
+            self._last_was_prefill = True
+            return Tick(prefill=pieces)
+        self._last_was_prefill = False
+        rows = tuple(self.decoding)[: self._max_batch_size]
+        if len(rows) < len(self.decoding):
+            self.decoding.rotate(-len(rows))
+        return Tick(decode=rows)
+
+    def settle(self, events: Iterable[Event]) -> None:
+        """Move rows on by what a tick did to them."""
+        for event in events:
+            match event:
+                case Failed(row=row) | Output(row=row, finish_reason="stop" | "length"):
+                    self.remove(row)
+        for row in [row for row in self.prefilling if row.prefilled]:
+            self.remove(row)
+            self.decoding.append(row)
+
+    def check(self) -> None:
+        """Every live row is in exactly one place and the slots are not overbooked."""
+        rows = self.rows
+        assert len(set(map(id, rows))) == len(rows), "a row is in two places"
+        assert len(self.prefilling) + len(self.decoding) <= self._num_slots, "more rows run than there are slots"
+        assert set(self._granted_at) <= set(rows), "a grant outlived its row"
+        assert all(row.prefilled for row in self.decoding), "a row decodes before its prompt is stored"
+
+    def _granted(self) -> list[Row]:
+        """Rows that may prefill in this tick, in the order of their claims."""
+        if self.decoding and self._last_was_prefill:
+            return []
+        fresh = [row for row in self.prefilling if row not in self._granted_at]
+        parked = [row for row in self.prefilling if row in self._granted_at]
+        overdue = [row for row in parked if self._tick_count - self._granted_at[row] > self._grant_interval]
+        if self.decoding:
+            return overdue + fresh
+        return overdue + fresh + [row for row in parked if row not in overdue]

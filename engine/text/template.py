@@ -1,0 +1,125 @@
+"""The one chat render: messages to the text of a prompt, by the checkpoint's own template.
+
+Templates differ in what they know. Here a dialect's liberties end: null content is empty text, parts are
+joined, `developer` is `system`, a call's arguments are an object. Where a template has no place for tools, they
+are written into the system message, and calls and results into the turns. The template engine is given.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from engine.errors import NoChatTemplate, RequestError, TemplateFailed
+
+Message = Mapping[str, Any]
+
+_TOOLS_PROMPT = """You can call these functions:
+{tools}
+To call one, answer with a JSON object between tags:
+<tool_call>
+{{"name": "the function's name", "arguments": {{"parameter": "value"}}}}
+</tool_call>"""
+
+
+class ChatTemplate:
+    """A checkpoint's chat template: `apply(messages, **arguments)` renders it, `source` is its text if known.
+
+    `apply` None means a base model, which has none.
+    """
+
+    def __init__(self, apply: Callable[..., str] | None, source: str = "") -> None:
+        self._apply = apply
+        self._knows_tools = not source or "tools" in source
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> "ChatTemplate":
+        """The template of an mlx-lm tokenizer wrapper."""
+        if not tokenizer.has_chat_template:
+            return cls(None)
+        source = tokenizer.chat_template
+
+        def apply(messages: list[dict[str, Any]], **arguments: Any) -> str:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
+            return str(text)
+
+        return cls(apply, source if isinstance(source, str) else "")
+
+    @property
+    def exists(self) -> bool:
+        return self._apply is not None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for the assistant's next turn, generation prompt included.
+
+        Raises NoChatTemplate for a base model, RequestError for a message no template can take, TemplateFailed
+        when the template refuses or fails.
+        """
+        if self._apply is None:
+            raise NoChatTemplate(
+                "this model has no chat template: it is a base model",
+                param="messages",
+                hint="send the text to /v1/completions",
+            )
+        turns = [_normalized(index, message) for index, message in enumerate(messages)]
+        extra = dict(arguments or {})
+        if self._knows_tools:
+            extra["tools"] = [dict(tool) for tool in tools] or None
+        else:
+            turns = _with_tools_written_out(turns, tools)
+        try:
+            return self._apply(turns, **extra)
+        except Exception as fault:
+            raise TemplateFailed(f"the chat template refused these messages: {fault}", param="messages") from fault
+
+
+def _normalized(index: int, message: Message) -> dict[str, Any]:
+    turn = {key: value for key, value in message.items() if value is not None}
+    if turn.get("role") == "developer":
+        turn["role"] = "system"
+    content = turn.get("content", "")
+    turn["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    if calls := turn.pop("tool_calls", None):
+        turn["tool_calls"] = [_normalized_call(index, call) for call in calls]
+    return turn
+
+
+def _normalized_call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(call["function"])
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+        except ValueError as fault:
+            where = f"messages[{index}].tool_calls"
+            raise RequestError(f"{where}: the arguments are not JSON: {fault}", param=where) from fault
+    return {**call, "function": function}
+
+
+def _with_tools_written_out(
+    turns: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    written = []
+    for turn in turns:
+        text = turn["content"]
+        calls = [call["function"] for call in turn.get("tool_calls", ())]
+        for call in calls:
+            payload = {"name": call["name"], "arguments": call.get("arguments", {})}
+            text += f"{text and chr(10)}<tool_call>\n{json.dumps(payload, ensure_ascii=False)}\n</tool_call>"
+        if turn["role"] == "tool":
+            written.append({"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"})
+        else:
+            written.append({"role": turn["role"], "content": text})
+    if tools:
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        prompt = _TOOLS_PROMPT.format(tools=listed)
+        if written and written[0]["role"] == "system":
+            written[0] = {"role": "system", "content": f"{written[0]['content']}\n\n{prompt}".lstrip()}
+        else:
+            written.insert(0, {"role": "system", "content": prompt})
+    return written

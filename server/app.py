@@ -1,0 +1,91 @@
+"""The ASGI application: routes as a list, the error table, and a lifespan that owns the engine's loop."""
+
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.errors import MlxcelError
+from server.bridge import Bridge
+from server.config import ServerConfig
+from server.errors import error_response, json_response
+from server.routes.chat import chat_completions
+from server.routes.common import Service
+from server.routes.completions import completions
+from server.routes.models import list_models, one_model
+from server.routes.status import health
+from server.sse import ClientGone
+
+log = logging.getLogger(__name__)
+
+ROUTES = [
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/models", list_models, methods=["GET"]),
+    Route("/v1/models/{id:path}", one_model, methods=["GET"]),
+    Route("/health", health, methods=["GET"]),
+]
+
+
+def make_app(
+    config: ServerConfig,
+    *,
+    on_fault: Callable[[MlxcelError], None] = lambda fault: None,
+    **loop_options: Any,
+) -> Starlette:
+    """The application for `config`. Its lifespan starts loading the model and returns at once.
+
+    `on_fault` is called when the engine is gone for good; `loop_options` reach the `EngineLoop`.
+    """
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        bridge = Bridge(config.engine, on_fault=on_fault, **loop_options)
+        app.state.service = Service(config, bridge)
+        bridge.start()
+        try:
+            yield
+        finally:
+            await bridge.stop()
+
+    handlers: dict[Any, Any] = {
+        MlxcelError: _refused,
+        ClientGone: _gone,
+        HTTPException: _no_such_route,
+        Exception: _failed,
+    }
+    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(error)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    log.debug("the client left before its answer")
+    return Response(status_code=499)
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = f"{request.method} {request.url.path}: {error.detail}"
+    body = _route_error(known, error.status_code)
+    return json_response(body, error.status_code, dict(error.headers or {}))
+
+
+def _route_error(message: str, status: int) -> dict[str, Any]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {
+        "error": {"message": message, "type": kind, "param": None, "code": "not_found" if status == 404 else None}
+    }

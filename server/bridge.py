@@ -1,0 +1,122 @@
+"""The async side of the engine's loop: submit, iterate events, cancel.
+
+Owns the loop's thread for the life of the application. Events of one tick cross over in one wake-up. Slow
+readers are buffered up to their row's bound; a row is never paused for its reader.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import EngineStopped, MlxcelError
+from engine.loop import EngineLoop, ServedModel, Ticket
+from engine.request import Event, Failed, Output, Request
+
+
+class Events:
+    """What happens to the requests of one submission, as pairs of the request's index and an event.
+
+    Iteration ends when all have finished, and raises what made one fail. `close` cancels what still runs.
+    """
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[tuple[int, Event | MlxcelError]] = asyncio.Queue()
+        self._tickets: list[Ticket] = []
+        self._num_running = 0
+        self._cancel: Callable[[Ticket], None] = lambda ticket: None
+
+    def submit(self, loop: EngineLoop, requests: Sequence[Request]) -> None:
+        """Enqueue all of `requests` or, where that raises, none."""
+        self._cancel = loop.cancel
+        try:
+            for index, request in enumerate(requests):
+                self._tickets.append(loop.submit(request, self._deliver_to(index)))
+        except MlxcelError:
+            self.close()
+            raise
+        self._num_running = len(requests)
+
+    def _deliver_to(self, index: int) -> Callable[[Event | MlxcelError], None]:
+        return lambda event: self._queue.put_nowait((index, event))
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Event]]:
+        while self._num_running:
+            index, event = await self._queue.get()
+            if isinstance(event, MlxcelError):
+                raise event
+            if isinstance(event, Failed):
+                raise event.error
+            if isinstance(event, Output) and event.finish_reason is not None:
+                self._num_running -= 1
+            yield index, event
+
+    def close(self) -> None:
+        """Cancel every request that has not ended; harmless when repeated."""
+        tickets, self._tickets = self._tickets, []
+        for ticket in tickets:
+            self._cancel(ticket)
+
+
+class Bridge:
+    """The engine as the server sees it. `on_fault` is called when the engine is gone for good."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        on_fault: Callable[[MlxcelError], None] = lambda fault: None,
+        **loop_options: Any,
+    ) -> None:
+        self._loop = EngineLoop(config, post=self._post, on_state=self._on_state, **loop_options)
+        self._on_fault = on_fault
+        self._loaded = asyncio.Event()
+        self._asyncio: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start loading the model; called on the event loop that will use this."""
+        self._asyncio = asyncio.get_running_loop()
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """End everything that runs, after the running step."""
+        await asyncio.to_thread(self._loop.stop)
+
+    @property
+    def model_now(self) -> ServedModel | None:
+        """The model if it is loaded and served."""
+        return self._loop.model if self._loop.fault is None else None
+
+    @property
+    def fault(self) -> MlxcelError | None:
+        """What ended the engine, or kept it from starting."""
+        return self._loop.fault
+
+    async def model(self) -> ServedModel:
+        """Wait for the model to be loaded. Raises what kept it from that, or what has ended the engine since."""
+        await self._loaded.wait()
+        if self._loop.fault is not None:
+            raise self._loop.fault
+        if self._loop.model is None:
+            raise EngineStopped("the engine ended before the model was loaded")
+        return self._loop.model
+
+    def submit(self, requests: Sequence[Request]) -> Events:
+        """Enqueue requests together. Raises QueueFull or EngineStopped."""
+        events = Events()
+        events.submit(self._loop, requests)
+        return events
+
+    def _post(self, deliver: Callable[[], None]) -> None:
+        assert self._asyncio is not None, "the bridge was not started"
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to hear
+            self._asyncio.call_soon_threadsafe(deliver)
+
+    def _on_state(self) -> None:
+        self._post(self._announce)
+
+    def _announce(self) -> None:
+        self._loaded.set()
+        if self._loop.fault is not None:
+            self._on_fault(self._loop.fault)

@@ -1,0 +1,89 @@
+"""Errors of the HTTP side, and the one table from error type to status, type and code.
+
+OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from engine.errors import (
+    ContextLengthExceeded,
+    EngineFault,
+    EngineStopped,
+    MlxcelError,
+    ModelError,
+    NoChatTemplate,
+    QueueFull,
+    RequestError,
+    StepFailed,
+    UserError,
+)
+
+RETRY_AFTER_S = 1
+
+
+class UnknownModel(RequestError):
+    """The request names a model that is not served."""
+
+
+class NotSupported(RequestError):
+    """A kind of input that nothing here can take, such as an image."""
+
+
+class BodyTooLarge(RequestError):
+    """The request's body is larger than any is allowed to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Face:
+    status: int
+    type: str
+    code: str | None = None
+
+
+_INVALID = "invalid_request_error"
+
+# The first entry that the error is an instance of applies.
+_TABLE: tuple[tuple[type[Exception], _Face], ...] = (
+    (UnknownModel, _Face(404, _INVALID, "model_not_found")),
+    (NotSupported, _Face(501, "not_supported_error")),
+    (BodyTooLarge, _Face(413, _INVALID, "body_too_large")),
+    (ContextLengthExceeded, _Face(400, _INVALID, "context_length_exceeded")),
+    (NoChatTemplate, _Face(400, _INVALID, "no_chat_template")),
+    (ModelError, _Face(503, "server_error", "model_not_loaded")),
+    (UserError, _Face(400, _INVALID)),
+    (QueueFull, _Face(503, "server_error", "queue_full")),
+    (EngineStopped, _Face(503, "server_error", "engine_stopped")),
+    (StepFailed, _Face(500, "server_error", "step_failed")),
+    (EngineFault, _Face(500, "server_error")),
+)
+_INTERNAL = _Face(500, "server_error", "internal_error")
+
+
+def _face(error: Exception) -> _Face:
+    if isinstance(error, RequestError):
+        return next(face for kind, face in _TABLE if isinstance(error, kind))
+    return next((face for kind, face in _TABLE if isinstance(error, kind)), _INTERNAL)
+
+
+def error_body(error: Exception) -> dict[str, Any]:
+    """The error as clients of the OpenAI dialect expect it. What is not one of ours is not told."""
+    face = _face(error)
+    message = str(error) if isinstance(error, MlxcelError) else "an internal error; the server's log says which"
+    if isinstance(error, MlxcelError) and error.hint:
+        message = f"{message}; {error.hint}"
+    param = error.param or None if isinstance(error, RequestError) else None
+    return {"error": {"message": message, "type": face.type, "param": param, "code": face.code}}
+
+
+def error_response(error: Exception) -> Response:
+    face = _face(error)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if face.status == 503 else None
+    return json_response(error_body(error), face.status, headers)
+
+
+def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

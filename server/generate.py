@@ -1,0 +1,193 @@
+"""The one generation path: every dialect's request comes here, and pieces of answer leave.
+
+Render, tokenize, check, enqueue; then a stream of pieces. The unstreamed answer is the fold of that stream.
+Knows no HTTP.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import ContextLengthExceeded, RequestError
+from engine.loop import ServedModel
+from engine.request import FinishReason, Output, Progress, Request, Sampling, Timings
+from server.bridge import Bridge, Events
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """Prompts as token ids, and the name of the field they came from."""
+
+    ids: Sequence[Sequence[int]]
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """More text of one choice."""
+
+    choice: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of one choice."""
+
+    choice: int
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """`done` of `total` prompt tokens of one choice are stored."""
+
+    done: int
+    total: int
+
+
+AnswerPiece = Text | Finish | Prefilled
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts and times of one submission, complete when its stream has ended."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    timings: list[Timings] = field(default_factory=list)
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+    def timings_body(self) -> dict[str, Any]:
+        """Sums over the choices. A rate counts the tokens whose time was measured: all new ones but the first."""
+        prompt_n = sum(t.prompt_n for t in self.timings)
+        prompt_ms = sum(t.prompt_ms for t in self.timings)
+        predicted_n = sum(t.predicted_n for t in self.timings)
+        predicted_ms = sum(t.predicted_ms for t in self.timings)
+        return {
+            "prompt_n": prompt_n,
+            "cache_n": 0,
+            "prompt_ms": round(prompt_ms, 3),
+            "prompt_per_second": _rate(prompt_n, prompt_ms),
+            "predicted_n": predicted_n,
+            "predicted_ms": round(predicted_ms, 3),
+            "predicted_per_second": _rate(predicted_n - len(self.timings), predicted_ms),
+        }
+
+
+class Answer:
+    """One submission under way: iterate its pieces, or fold them. `close` cancels what still runs."""
+
+    def __init__(self, events: Events, prompt_tokens: int, num_choices: int) -> None:
+        self._events = events
+        self.usage = Usage(prompt_tokens=prompt_tokens)
+        self.num_choices = num_choices
+
+    async def pieces(self) -> AsyncIterator[AnswerPiece]:
+        """The answer as it comes. Raises what made it fail."""
+        async for choice, event in self._events:
+            match event:
+                case Progress(done=done, total=total):
+                    yield Prefilled(done, total)
+                case Output(text=text, finish_reason=reason, timings=timings):
+                    self.usage.completion_tokens += 1
+                    if text:
+                        yield Text(choice, text)
+                    if reason is not None and timings is not None:
+                        self.usage.timings.append(timings)
+                        yield Finish(choice, reason)
+
+    async def fold(self) -> list[tuple[str, FinishReason]]:
+        """Text and reason of each choice, when all have ended."""
+        texts: list[list[str]] = [[] for _ in range(self.num_choices)]
+        reasons: list[FinishReason] = ["length"] * self.num_choices
+        async for piece in self.pieces():
+            match piece:
+                case Text(choice=choice, text=text):
+                    texts[choice].append(text)
+                case Finish(choice=choice, reason=reason):
+                    reasons[choice] = reason
+        return [("".join(text), reason) for text, reason in zip(texts, reasons, strict=True)]
+
+    def close(self) -> None:
+        self._events.close()
+
+
+async def chat_prompt(
+    model: ServedModel,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    arguments: Mapping[str, Any] | None = None,
+) -> Prompted:
+    """Render a conversation and tokenize it, off the event loop."""
+
+    def render() -> list[int]:
+        text = model.template.render(messages, tools=tools, arguments=arguments)
+        return model.tokens.encode(text, False)
+
+    return Prompted([await asyncio.to_thread(render)], "messages")
+
+
+async def text_prompts(model: ServedModel, prompts: Sequence[str | Sequence[int]]) -> Prompted:
+    """Tokenize raw prompts, off the event loop; ids are taken as they are, within the vocabulary."""
+
+    def tokenize() -> list[Sequence[int]]:
+        return [model.tokens.encode(prompt, True) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    return Prompted(await asyncio.to_thread(tokenize), "prompt")
+
+
+def start(
+    bridge: Bridge,
+    model: ServedModel,
+    request_id: str,
+    prompted: Prompted,
+    sampling: Sampling,
+    *,
+    max_tokens: int | None = None,
+    stop: tuple[str, ...] = (),
+    ignore_eos: bool = False,
+    num_choices: int = 1,
+) -> Answer:
+    """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
+
+    Raises RequestError for a prompt that cannot run, QueueFull and EngineStopped.
+    """
+    requests = []
+    for ids in prompted.ids:
+        _check_ids(model, ids, prompted.param)
+        requests += [
+            Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice)
+            for choice in range(num_choices)
+        ]
+    events = bridge.submit(requests)
+    return Answer(events, sum(len(ids) for ids in prompted.ids), len(requests))
+
+
+def _check_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
+    if not ids:
+        raise RequestError("the prompt has no tokens: there is nothing to continue", param=param)
+    if len(ids) >= model.context_length:
+        raise ContextLengthExceeded(len(ids), model.context_length, param=param)
+    strangers = [token for token in ids if not 0 <= token < model.tokens.vocab_size]
+    if strangers:
+        raise RequestError(
+            f"token id {strangers[0]} is outside the vocabulary of {model.tokens.vocab_size}", param=param
+        )
+
+
+def _rate(count: int, ms: float) -> float:
+    return round(count / ms * 1000, 3) if ms > 0 else 0.0

@@ -1,0 +1,134 @@
+"""What every generation route does around the one generation path: body, model, request id, disconnect."""
+
+import re
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from engine.request import FinishReason
+from server.bridge import Bridge
+from server.config import ServerConfig
+from server.errors import BodyTooLarge, UnknownModel, json_response
+from server.generate import Answer, Finish, Prefilled, Text, Usage
+from server.sse import Comment, EventStream, unless_gone
+from server.validate import Body, GenerationBody, parse
+
+MAX_BODY_BYTES = 32 << 20
+_PLAIN_ID = re.compile(r"[\w.:-]{1,128}")
+
+Generating = TypeVar("Generating", bound=GenerationBody)
+
+
+class Service:
+    """What the routes share for the life of the application."""
+
+    def __init__(self, config: ServerConfig, bridge: Bridge) -> None:
+        self.config = config
+        self.bridge = bridge
+        self.started_s = int(time.time())
+
+
+def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def request_id_of(request: Request, prefix: str) -> str:
+    """The client's own id for this request, if it is a plain one, else a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if _PLAIN_ID.fullmatch(given) else f"{prefix}-{uuid.uuid4().hex}"
+
+
+async def read_body(request: Request, body_type: type[Body]) -> Body:
+    """The typed body. Raises RequestError, BodyTooLarge and ClientGone."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    return parse(bytes(data), body_type)
+
+
+def check_model(service: Service, asked: str) -> None:
+    """Raise UnknownModel unless `asked` is empty or names the served model."""
+    served = (service.config.served_name, service.config.model_id)
+    if asked and asked not in served:
+        listed = ", ".join(dict.fromkeys(served))
+        raise UnknownModel(f"the model {asked!r} is not served here; served: {listed}", param="model")
+
+
+class Dialect:
+    """How one route writes an answer down: the objects of its stream, and the whole answer."""
+
+    object: str
+    chunk_object: str
+
+    def __init__(self, request_id: str, model: str) -> None:
+        self.request_id = request_id
+        self._named = {"id": request_id, "created": int(time.time()), "model": model}
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        """What the stream says of a choice before its first text, if anything."""
+        return None
+
+    def said(self, choice: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
+        """One entry of a chunk's `choices`: more text, or the end."""
+        raise NotImplementedError
+
+    def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
+        """One entry of the whole answer's `choices`."""
+        raise NotImplementedError
+
+    def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
+        return {**self._named, "object": self.chunk_object, "choices": list(choices), **more}
+
+    def whole(self, choices: list[tuple[str, FinishReason]], usage: Usage) -> dict[str, Any]:
+        answered = [self.answered(i, text, reason) for i, (text, reason) in enumerate(choices)]
+        return {**self._named, "object": self.object, "choices": answered, **_counted(usage)}
+
+
+def _counted(usage: Usage) -> dict[str, Any]:
+    return {"usage": usage.body(), "timings": usage.timings_body()}
+
+
+async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> AsyncIterator[Any]:
+    for choice in range(answer.num_choices):
+        if (opening := dialect.opening(choice)) is not None:
+            yield dialect.chunk(opening)
+    async for piece in answer.pieces():
+        match piece:
+            case Text(choice=choice, text=text):
+                yield dialect.chunk(dialect.said(choice, text, None))
+            case Finish(choice=choice, reason=reason):
+                yield dialect.chunk(dialect.said(choice, "", reason))
+            case Prefilled(done=done, total=total):
+                yield Comment(f"prefill {done}/{total}")
+    if include_usage:
+        yield dialect.chunk(**_counted(answer.usage))
+
+
+async def respond(
+    request: Request, body: GenerationBody, dialect: Dialect, begin: Callable[[], Awaitable[Answer]]
+) -> Response | ASGIApp:
+    """Answer `request`: begin, then stream or fold. A client that leaves ends its rows wherever they are."""
+    service = service_of(request)
+    answer: Answer = await unless_gone(request.receive, begin())
+    headers = {"x-request-id": dialect.request_id}
+    if body.stream:
+        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        return EventStream(
+            _frames(answer, dialect, include_usage),
+            close=answer.close,
+            keep_alive_s=service.config.keep_alive_s,
+            headers=headers,
+        )
+    try:
+        choices = await unless_gone(request.receive, answer.fold())
+    finally:
+        answer.close()
+    return json_response(dialect.whole(choices, answer.usage), headers=headers)

@@ -1,0 +1,47 @@
+"""`POST /v1/completions`, in OpenAI's shapes: raw continuation, no chat template."""
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from engine.request import FinishReason
+from server.generate import Answer, start, text_prompts
+from server.routes.common import Dialect, check_model, read_body, request_id_of, respond, service_of
+from server.validate import CompletionBody
+
+
+class CompletionDialect(Dialect):
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def said(self, choice: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
+        return {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
+
+    def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
+        return self.said(choice, text, reason)
+
+
+async def completions(request: Request) -> Response | ASGIApp:
+    service = service_of(request)
+    body = await read_body(request, CompletionBody)
+    check_model(service, body.model)
+    prompts, stop = body.prompts(), body.stops()
+    dialect = CompletionDialect(request_id_of(request, "cmpl"), service.config.served_name)
+
+    async def begin() -> Answer:
+        model = await service.bridge.model()
+        return start(
+            service.bridge,
+            model,
+            dialect.request_id,
+            await text_prompts(model, prompts),
+            body.sampling(model.default_sampling),
+            max_tokens=body.bound(),
+            stop=stop,
+            ignore_eos=body.ignore_eos,
+            num_choices=body.n,
+        )
+
+    return await respond(request, body, dialect, begin)

@@ -1,0 +1,105 @@
+"""Put the application on the network: uvicorn with uvloop and httptools, on TCP or a unix socket."""
+
+import contextlib
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from engine.errors import ConfigError, MlxcelError
+from server.app import make_app
+from server.config import ServerConfig
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 2048
+GRACE_S = 5
+
+
+def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address: None) -> int:
+    """Serve until told to stop; return the exit code. Raises ConfigError where the address cannot be had.
+
+    `on_ready` gets the address once it accepts connections. An engine that is gone for good ends the server
+    with code 1.
+    """
+    listener, address = _listen(config)
+    faults: list[MlxcelError] = []
+
+    def end(fault: MlxcelError) -> None:
+        faults.append(fault)
+        server.should_exit = True
+
+    app = make_app(config, on_fault=end)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            loop="auto",
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=GRACE_S,
+            server_header=False,
+        ),
+        lambda: on_ready(address),
+    )
+    try:
+        server.run(sockets=[listener])
+    finally:
+        if config.is_unix_socket:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(config.host)
+    for fault in faults[:1]:
+        log.error("%s", fault)
+    return 1 if faults else 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which says when it is up."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._tell = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._tell()
+
+
+def _listen(config: ServerConfig) -> tuple[socket.socket, str]:
+    """A bound socket and its address as a person would write it."""
+    try:
+        if config.is_unix_socket:
+            return _unix_listener(Path(config.host)), config.host
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    except OSError as fault:
+        where = config.host if config.is_unix_socket else f"{config.host}:{config.port}"
+        raise ConfigError("host", f"cannot listen on {where}: {fault.strerror or fault}") from fault
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return listener, f"http://{host}:{listener.getsockname()[1]}"
+
+
+def _unix_listener(path: Path) -> socket.socket:
+    """A unix socket that only its owner may use; a path left by a dead server is taken over."""
+    if path.exists():
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise OSError(f"{path} exists and is not a socket")
+        with socket.socket(socket.AF_UNIX) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise OSError("another server answers there")
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.listen(BACKLOG)
+    return listener

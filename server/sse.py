@@ -1,0 +1,141 @@
+"""Server-sent events: framing, keep-alive by the wall clock, errors after the start, the vanished client.
+
+A stream that succeeds ends with `data: [DONE]`; one that fails ends with an error frame and without it.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import MlxcelError
+from server.errors import error_body
+
+log = logging.getLogger(__name__)
+
+DONE = b"data: [DONE]\n\n"
+T = TypeVar("T")
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: nobody waits for an answer any more."""
+
+
+class Comment(str):
+    """A line that clients skip; it shows that the server is alive."""
+
+    __slots__ = ()
+
+
+def data_frame(body: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def comment_frame(text: str) -> bytes:
+    return f": {text}\n\n".encode()
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves first. Raises ClientGone then."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientGone
+    finally:
+        await _cancelled(working, leaving)
+
+
+class EventStream:
+    """An ASGI response that sends `frames` as they come: JSON bodies, or Comments.
+
+    `close` is called at the end, however it comes. Silence is broken by a comment every `keep_alive_s`.
+    """
+
+    def __init__(
+        self,
+        frames: AsyncIterator[Any],
+        *,
+        close: Callable[[], None],
+        keep_alive_s: float,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self._frames = frames
+        self._close = close
+        self._keep_alive_s = keep_alive_s
+        self._headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **(headers or {}),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw_headers = [(name.encode(), value.encode()) for name, value in self._headers.items()]
+        try:
+            await unless_gone(receive, self._send(raw_headers, send))
+        except (ClientGone, OSError):
+            log.debug("the client left its stream")
+        finally:
+            self._close()
+
+    async def _send(self, raw_headers: list[tuple[bytes, bytes]], send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": raw_headers})
+        async for frame in _with_keep_alive(self._encoded(), self._keep_alive_s):
+            await send({"type": "http.response.body", "body": frame, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _encoded(self) -> AsyncIterator[bytes]:
+        try:
+            async for frame in self._frames:
+                yield comment_frame(frame) if isinstance(frame, Comment) else data_frame(frame)
+        except OSError:
+            raise
+        except MlxcelError as error:
+            yield data_frame(error_body(error))
+        except Exception as fault:
+            log.exception("a stream failed")
+            yield data_frame(error_body(fault))
+        else:
+            yield DONE
+
+
+async def _with_keep_alive(frames: AsyncIterator[bytes], silence_s: float) -> AsyncIterator[bytes]:
+    """`frames`, with a comment wherever `silence_s` pass without one."""
+    following: asyncio.Future[bytes] | None = None
+    try:
+        while True:
+            following = following or asyncio.ensure_future(anext(frames))
+            done, _ = await asyncio.wait((following,), timeout=silence_s)
+            if not done:
+                yield comment_frame("keep-alive")
+                continue
+            try:
+                frame = following.result()
+            except StopAsyncIteration:
+                return
+            following = None
+            yield frame
+    finally:
+        if following is not None:
+            await _cancelled(following)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _cancelled(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel `tasks` and wait until they have ended; what they raised by then was reported or is moot."""
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task

@@ -1,0 +1,217 @@
+"""Bodies to typed requests. Every field acts or is refused by name; null means "not given".
+
+The types say what acts. A field of the dialect that does not act yet may be sent with the value that asks for
+nothing; any other value of it is refused, and so is a field that nobody knows.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from engine.errors import RequestError
+from engine.request import Sampling
+from server.errors import NotSupported
+
+MAX_STOPS = 16
+MAX_CHOICES = 16
+
+# Sent by clients as a matter of course, and about nothing that this server does.
+MEANINGLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier"})
+
+# Part of the dialects and not acting yet: the values that ask for nothing.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "repeat_penalty": (1,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True,),
+    "modalities": (["text"],),
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+}
+
+Count = Annotated[int, Meta(ge=1)]
+Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool = False
+
+
+class GenerationBody(msgspec.Struct, kw_only=True):
+    """What all generation dialects of OpenAI share."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: int | None = None
+    stop: Stop | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    ignore_eos: bool = False
+    user: str | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings. Raises RequestError for an empty one, which would stop everything."""
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if "" in stops:
+            raise RequestError("stop: an empty string would end every answer before it begins", param="stop")
+        return stops
+
+    def sampling(self, default: Sampling) -> Sampling:
+        """What was asked over what holds where nothing was; -1 means off for top_k and "any" for seed."""
+        asked: dict[str, Any] = {
+            "temperature": self.temperature,
+            "top_k": max(self.top_k, 0) if self.top_k is not None else None,
+            "top_p": self.top_p,
+            "min_p": self.min_p,
+            "seed": self.seed,
+        }
+        merged = dataclasses.replace(default, **{name: v for name, v in asked.items() if v is not None})
+        return dataclasses.replace(merged, seed=None) if merged.seed == -1 else merged
+
+    def bound(self) -> int | None:
+        """Most new tokens, or None."""
+        return self.max_tokens
+
+
+class ToolFunction(msgspec.Struct):
+    name: str
+
+
+class Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: ToolFunction
+
+
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    function: CalledFunction
+    type: Literal["function"] = "function"
+    id: str = ""
+
+
+class Message(msgspec.Struct):
+    """The shape that every message must have; fields beyond it are the template's business."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatBody(GenerationBody, kw_only=True):
+    """`POST /v1/chat/completions`. `messages` and `tools` stay as they came: the template reads them."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["auto", "none"] = "auto"
+    chat_template_kwargs: dict[str, Any] = {}
+
+    def check(self) -> None:
+        """Hold messages and tools against their shapes. Raises RequestError or NotSupported."""
+        for index, message in enumerate(self.messages):
+            _check_message(index, message)
+        for index, tool in enumerate(self.tools):
+            _convert(tool, Tool, f"tools[{index}]")
+        if (
+            None not in (self.max_tokens, self.max_completion_tokens)
+            and self.max_tokens != self.max_completion_tokens
+        ):
+            raise RequestError("max_tokens and max_completion_tokens differ; send one of them", param="max_tokens")
+
+    def bound(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class CompletionBody(GenerationBody, kw_only=True):
+    """`POST /v1/completions`. A prompt is a text, a list of token ids, or a list of either."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+
+    def prompts(self) -> list[str] | list[list[int]]:
+        """One entry for each prompt. Raises RequestError where there is none."""
+        prompt = self.prompt
+        if not prompt:
+            raise RequestError("prompt: there is nothing to continue", param="prompt")
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [prompt]
+        return prompt
+
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+def parse(data: bytes, body_type: type[Body]) -> Body:
+    """The typed body. Raises RequestError that names the field at fault."""
+    try:
+        raw = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as fault:
+        raise RequestError(f"the body is not JSON: {fault}") from fault
+    except RecursionError as fault:
+        raise RequestError("the body is nested too deeply") from fault
+    if not isinstance(raw, dict):
+        raise RequestError("the body must be a JSON object")
+    known = {field.encode_name for field in msgspec.structs.fields(body_type)}
+    given = {}
+    for name, value in raw.items():
+        if value is None or name in MEANINGLESS:
+            continue
+        if name in known:
+            given[name] = value
+        elif name not in NEUTRAL:
+            raise RequestError(_unknown(name, known), param=name)
+        elif value not in NEUTRAL[name]:
+            accepted = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
+            raise RequestError(f"{name} is not supported here; only {accepted} is accepted", param=name)
+    return _convert(given, body_type, "")
+
+
+def _unknown(name: str, known: set[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _convert(value: Any, kind: type[Body], where: str) -> Body:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as fault:
+        message, _, path = str(fault).partition(" - at `$")
+        param = (where + path.rstrip("`")).lstrip(".") or where
+        raise RequestError(f"{param}: {message}" if param else message, param=param) from fault
+    except RecursionError as fault:
+        raise RequestError("the body is nested too deeply") from fault
+
+
+def _check_message(index: int, message: dict[str, Any]) -> None:
+    where = f"messages[{index}]"
+    content = _convert(message, Message, where).content
+    if not isinstance(content, list):
+        return
+    for number, part in enumerate(content):
+        kind = part.get("type")
+        if kind != "text":
+            raise NotSupported(
+                f"{where}.content[{number}]: parts of type {kind!r} cannot be read here", param=where
+            )
+        if not isinstance(part.get("text"), str):
+            raise RequestError(f"{where}.content[{number}]: a text part needs a text", param=where)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import MlxcelError
 from mlxcel_cli import render
@@ -24,6 +25,16 @@ Examples:
   mlxcel serve --port 8080
 """
 
+COMMANDS = (
+    ("run", talk.run, talk.RUN_EXAMPLE),
+    ("chat", talk.chat, talk.CHAT_EXAMPLE),
+    ("generate", talk.generate, talk.GENERATE_EXAMPLE),
+    ("serve", serve.serve, serve.EXAMPLE),
+    ("pull", models.pull, models.PULL_EXAMPLE),
+    ("list", models.list_models, models.LIST_EXAMPLE),
+    ("rm", models.remove, models.REMOVE_EXAMPLE),
+)
+
 # Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
 # fmt: off
 ARRIVING = frozenset({
@@ -38,10 +49,33 @@ ARRIVING = frozenset({
 # fmt: on
 
 
-def build() -> typer.Typer:
-    """The Typer app with every command registered."""
+class _Group(TyperGroup):
+    """Typer loads pydantic (0.1 s) to judge a flag that was left out, unless the flag's default is a bool."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _with_bool_default(super().get_help_option(ctx))
+
+
+class _Command(TyperCommand):
+    """As `_Group`."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _with_bool_default(super().get_help_option(ctx))
+
+
+def _with_bool_default(option: Any) -> Any:
+    if option is not None:
+        option.default = False
+    return option
+
+
+def build(arguments: Sequence[str]) -> typer.Typer:
+    """The Typer app with every command registered, for these arguments."""
+    names_command = bool(arguments) and not arguments[0].startswith("-")
     app = typer.Typer(
         name="mlxcel",
+        cls=_Group,
+        add_completion=not names_command,  # what installs completions comes before no command, and costs as above
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         invoke_without_command=True,
@@ -49,13 +83,8 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback(epilog=EXAMPLES)(mlxcel)
-    app.command(epilog=talk.RUN_EXAMPLE)(talk.run)
-    app.command(epilog=talk.CHAT_EXAMPLE)(talk.chat)
-    app.command(epilog=talk.GENERATE_EXAMPLE)(talk.generate)
-    app.command(epilog=serve.EXAMPLE)(serve.serve)
-    app.command(epilog=models.PULL_EXAMPLE)(models.pull)
-    app.command("list", epilog=models.LIST_EXAMPLE)(models.list_models)
-    app.command("rm", epilog=models.REMOVE_EXAMPLE)(models.remove)
+    for name, command, example in COMMANDS:
+        app.command(name, cls=_Command, epilog=example)(command)
     return app
 
 
@@ -78,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if stream is not None:
             stream.reconfigure(errors="replace")
     try:
-        code = outcome(arguments)
+        code = outcome(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -88,10 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def outcome(arguments: Sequence[str] | None) -> int:
+def outcome(arguments: Sequence[str]) -> int:
     """Run one command; its exit code. What a person can mend is said in one line, and a hint."""
     try:
-        return build()(args=arguments, prog_name="mlxcel", standalone_mode=False) or 0
+        return build(arguments)(args=arguments, prog_name="mlxcel", standalone_mode=False) or 0
     except UsageError as problem:
         render.error(problem.format_message(), _usage_hint(problem))
         return USAGE

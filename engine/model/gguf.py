@@ -185,11 +185,19 @@ def import_gguf(source: Path, destination: Path, *, progress: Progress = lambda 
     tokenizer that cannot be taken over, and ModelIncomplete for a file that is cut short.
     """
     file = GGUFFile(source)
+    try:
+        _import(file, destination, progress)
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+        # A damaged file can hold a value of any type where a number or a name belongs.
+        raise UnsupportedModel(f"{source} is damaged: {error}") from error
+
+
+def _import(file: GGUFFile, destination: Path, progress: Progress) -> None:
     architecture = str(file.metadata.get("general.architecture", "(none)"))
     family = FAMILIES.get(architecture)
     if family is None:
         raise UnsupportedModel(
-            f"{source} holds the architecture {architecture}; a GGUF file is imported when it holds "
+            f"{file.path} holds the architecture {architecture}; a GGUF file is imported when it holds "
             f"{', '.join(sorted(FAMILIES))}",
             hint="a checkpoint of this model in safetensors form may still run",
         )
@@ -299,7 +307,11 @@ def _output(file: GGUFFile, tensor: Tensor, family: Family, config: dict[str, An
     if not module or suffix not in ("weight", "bias"):
         raise UnsupportedModel(f"{file.path}: no place is known for the tensor {tensor.name}")
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}.get(part, 0)
-    row_order = _half_split_rows(heads, config["head_dim"]) if family.permuted and heads else None
+    row_order = None
+    if family.permuted and heads:
+        if heads * config["head_dim"] != tensor.shape[0]:
+            raise ValueError(f"{tensor.name} has {tensor.shape[0]} rows for {heads} heads")
+        row_order = _half_split_rows(heads, config["head_dim"])
     return Output(tensor, f"{module}.{suffix}", row_order, family.norm_plus_one and stem.endswith("norm"))
 
 

@@ -150,7 +150,7 @@ def _place_weights(model: Any) -> str:
 
 
 def _expand(model: Any, packed: dict[str, Any]) -> None:
-    """Replace every packed layer by a float32 one, each evaluated alone so that its packed form is freed at once."""
+    """Replace every packed layer by a float32 one, evaluated alone so that its packed form is freed at once."""
     for name in list(packed):
         module = packed.pop(name)
         layer = _UNPACKED[type(module)]()

@@ -108,8 +108,9 @@ def _byte_level(metadata: dict[str, Any], ids: dict[str, int]) -> tuple[Tokenize
             f"the tokenizer splits text in the way called {name!r}, which is not known here; known are "
             f"{', '.join(sorted(WORDS))}"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
-    tokenizer = Tokenizer(models.BPE(ids, merges, ignore_merges=words.whole_words_first))
+    cut = [merge.partition(" ") for merge in metadata.get("tokenizer.ggml.merges", ())]
+    merges = [(left, right) for left, _, right in cut]
+    tokenizer = Tokenizer(_bpe(ids, merges, ignore_merges=words.whole_words_first))
     if words.normal_form_c:
         tokenizer.normalizer = normalizers.NFC()
     if words.split == GPT2_SPLIT:
@@ -133,7 +134,7 @@ def _sentence_piece(metadata: dict[str, Any], ids: dict[str, int]) -> Tokenizer:
         raise UnsupportedModel("the SentencePiece vocabulary has no score for each token")
     types = metadata.get("tokenizer.ggml.token_type", [])
     unknown = next((token for token, index in ids.items() if index < len(types) and types[index] == UNKNOWN), None)
-    model = models.BPE(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    model = _bpe(ids, _merges(ids, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     tokenizer.normalizer = normalizers.Sequence(
@@ -144,6 +145,14 @@ def _sentence_piece(metadata: dict[str, Any], ids: dict[str, int]) -> Tokenizer:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     return tokenizer
+
+
+def _bpe(ids: dict[str, int], merges: Sequence[tuple[str, str]], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(ids, merges, **options)
+    except Exception as error:
+        # The library raises no narrower type when a merge names a token that is not there.
+        raise UnsupportedModel(f"the vocabulary and its merges do not fit together: {error}") from error
 
 
 def _merges(ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:

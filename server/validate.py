@@ -144,18 +144,22 @@ class ChatBody(GenerationBody, kw_only=True):
 class CompletionBody(GenerationBody, kw_only=True):
     """`POST /v1/completions`. A prompt is a text, a list of token ids, or a list of either."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | list[str | int | list[int]]
 
-    def prompts(self) -> list[str] | list[list[int]]:
-        """One entry for each prompt. Raises RequestError where there is none."""
+    def prompts(self) -> list[str | list[int]]:
+        """One entry for each prompt. Raises RequestError where there is none, or a mixture."""
         prompt = self.prompt
-        if not prompt:
-            raise RequestError("prompt: there is nothing to continue", param="prompt")
         if isinstance(prompt, str):
             return [prompt]
+        if not prompt:
+            raise RequestError("prompt: there is nothing to continue", param="prompt")
+        if len({type(item) for item in prompt}) > 1:
+            raise RequestError(
+                "prompt: a list holds texts, token ids or lists of ids, not a mixture", param="prompt"
+            )
         if isinstance(prompt[0], int):
-            return [prompt]
-        return prompt
+            return [[item for item in prompt if isinstance(item, int)]]
+        return [item for item in prompt if not isinstance(item, int)]
 
 
 Body = TypeVar("Body", bound=msgspec.Struct)

@@ -167,6 +167,7 @@ class Store:
             staging.mkdir(parents=True)
             try:
                 yield staging
+                (staging / MANIFEST).unlink(missing_ok=True)
                 check_complete(staging)
                 _write_manifest(staging, source)
                 _sync(staging)

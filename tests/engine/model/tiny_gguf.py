@@ -68,7 +68,7 @@ def write_gguf(
     more: Callable[[GGUFWriter], None] = lambda writer: None,
     theta: float = 10000.0,
 ) -> Path:
-    """Write `tensors` (a tiny llama when not given): matrices in the kind `kind(name)` asks for, vectors in F32."""
+    """Write `tensors` (a tiny llama when not given): matrices in the kind `kind(name)` says, vectors in F32."""
     writer = GGUFWriter(path, architecture)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)

@@ -1,4 +1,4 @@
-"""What Ctrl-C does while something asynchronous runs."""
+"""What Ctrl-C does while the chat or an answer runs."""
 
 import asyncio
 import signal
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def interrupt_calls(call: Callable[[], Any]) -> Iterator[None]:
-    """Within the block, SIGINT runs `call` on the event loop in place of raising KeyboardInterrupt."""
+    """Within the block, SIGINT runs `call` on the event loop; afterwards it does what it did before."""
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
     loop.add_signal_handler(signal.SIGINT, call)
@@ -17,4 +17,14 @@ def interrupt_calls(call: Callable[[], Any]) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def interrupt_ignored() -> Iterator[None]:
+    """Within the block, SIGINT does nothing but what inner blocks and the keyboard make of it."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
         signal.signal(signal.SIGINT, before)

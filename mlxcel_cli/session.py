@@ -1,6 +1,7 @@
 """A talk with a model from its start to the exit code: which server, one answer or a chat, and Ctrl-C."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
@@ -10,13 +11,14 @@ from typing import Any
 from mlxcel_cli import answer, config, render
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import Conversation
-from mlxcel_cli.interrupt import interrupt_calls
+from mlxcel_cli.interrupt import interrupt_calls, interrupt_ignored
 from mlxcel_cli.lines import Lines, Piped
 from mlxcel_cli.repl import Repl
 from mlxcel_cli.transport import InProcess
 from server.config import ServerConfig
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
+GRACE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,38 @@ def _outcome(talk: Coroutine[Any, Any, bool]) -> int:
 async def _client(talk: Talk) -> AsyncIterator[Client]:
     """A client of the server that is meant; one in this process lives as long as the client."""
     if isinstance(talk.where, str):
-        client = Client.to(talk.where, model=talk.model)
-    else:
-        from server.app import make_app
+        async with Client.to(talk.where, model=talk.model) as client:
+            yield client
+        return
 
-        client = Client(InProcess(make_app(talk.where)), "http://localhost")
-    async with client:
+    from server.app import make_app
+
+    client = await Client(InProcess(make_app(talk.where)), "http://localhost").__aenter__()
+    try:
         yield client
+    except asyncio.CancelledError:
+        await _close(client, INTERRUPTED)
+        raise
+    except BaseException:
+        await client.__aexit__()
+        raise
+    else:
+        await _close(client, OK)
+
+
+async def _close(client: Client, code: int) -> None:
+    """Shut the server in this process down; when it takes longer than a person waits, end the process with `code`.
+
+    A model that is being loaded, or a step that runs, cannot be interrupted.
+    """
+    closing = asyncio.ensure_future(client.__aexit__())
+    try:
+        await asyncio.wait({closing}, timeout=GRACE_S)
+    finally:
+        if not closing.done():
+            sys.stdout.flush()
+            os._exit(code)
+    closing.result()
 
 
 async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
@@ -86,15 +113,21 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
 
 async def _converse(talk: Talk) -> bool:
     async with _client(talk) as client:
-        lines: Lines = Piped(sys.stdin.fileno())
-        if render.is_terminal(sys.stdin):
-            from mlxcel_cli.keyboard import Keyboard, kept_history
+        if not render.is_terminal(sys.stdin):
+            return await _repl(talk, client, Piped(sys.stdin.fileno())).run()
 
-            names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
-            render.note(f"{', '.join(names)}: /help lists the commands, Ctrl-D leaves")
-            lines = Keyboard(kept_history(config.user_data_dir() / "history", warn=render.note))
-        chat = Repl(_conversation(talk, client), lines, max_tokens=talk.max_tokens, stats=talk.stats)
-        return await chat.run()
+        from mlxcel_cli.keyboard import Keyboard, kept_history
+
+        names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
+        render.note(f"{', '.join(names)}: /help lists the commands, Ctrl-D leaves")
+        keyboard = Keyboard(kept_history(config.user_data_dir() / "history", warn=render.note))
+        with interrupt_ignored():
+            await _repl(talk, client, keyboard).run()
+        return True
+
+
+def _repl(talk: Talk, client: Client, lines: Lines) -> Repl:
+    return Repl(_conversation(talk, client), lines, max_tokens=talk.max_tokens, stats=talk.stats)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:

@@ -12,9 +12,10 @@ from typing import Any, Self
 import httpx2
 
 from engine.errors import MlxcelError, UserError
-from mlxcel_cli.errors import NoTemplate, Refused, ServerBusy, ServerFault, ServerGone
+from mlxcel_cli.errors import EngineGone, NoTemplate, Refused, ServerBusy, ServerFault, ServerGone
 from mlxcel_cli.pieces import End, Piece, Prefill, Text
 
+ENGINE_GONE = ("model_not_loaded", "engine_stopped")
 FORMS = "give http://HOST:PORT or the path of a unix socket that ends in .sock"
 
 
@@ -53,9 +54,12 @@ class EventStream:
 class Client:
     """Calls on one server. `model` is sent with every request where it is given; the server's own else."""
 
-    def __init__(self, transport: httpx2.AsyncBaseTransport, base_url: str, *, model: str | None = None) -> None:
+    def __init__(
+        self, transport: httpx2.AsyncBaseTransport, base_url: str, *, address: str = "", model: str | None = None
+    ) -> None:
         timeout = httpx2.Timeout(None, connect=10.0)
         self._http = httpx2.AsyncClient(transport=transport, base_url=base_url, timeout=timeout, trust_env=False)
+        self._address = address or base_url
         self._model = {"model": model} if model else {}
 
     @classmethod
@@ -66,7 +70,7 @@ class Client:
         """
         if address.endswith(".sock"):
             path = address.removeprefix("unix://").removeprefix("unix:")
-            return cls(httpx2.AsyncHTTPTransport(uds=path), "http://localhost", model=model)
+            return cls(httpx2.AsyncHTTPTransport(uds=path), "http://localhost", address=path, model=model)
         try:
             url = httpx2.URL(address)
         except httpx2.InvalidURL:
@@ -128,8 +132,7 @@ class Client:
 
     def _gone(self, error: httpx2.TransportError) -> ServerGone:
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-            where = str(self._http.base_url).rstrip("/")
-            return ServerGone(f"no server answers at {where}", hint="is `mlxcel serve` running there?")
+            return ServerGone(f"no server answers at {self._address}", hint="is `mlxcel serve` running there?")
         return ServerGone(f"the server broke off: {error or type(error).__name__}")
 
 
@@ -194,6 +197,8 @@ def _refusal(status: int, content: bytes) -> MlxcelError:
     message = _message_of(answer) or f"the server answered with status {status}"
     if code == "no_chat_template":
         return NoTemplate(message, status=status, code=code)
+    if code in ENGINE_GONE:
+        return EngineGone(message)
     if status == 503:
         return ServerBusy(message)
     if status < 500 or status == 501:

@@ -7,6 +7,7 @@ MlxcelError
 │       └── NoTemplate      the model has no chat template: complete text instead
 └── ServerFault             a server could not do it (5xx), or an error after the answer had begun
     ├── ServerBusy          503: full, or still loading
+    ├── EngineGone          503: its model did not load, or its engine has ended
     └── ServerGone          nobody answers at the address, or the answer broke off
 """
 
@@ -36,6 +37,10 @@ class ServerFault(MlxcelError):
 
 class ServerBusy(ServerFault):
     """The server has no room now, or its model is not there yet."""
+
+
+class EngineGone(ServerFault):
+    """The server's model did not load, or its engine has ended: nothing will be answered any more."""
 
 
 class ServerGone(ServerFault):

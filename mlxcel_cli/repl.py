@@ -32,13 +32,25 @@ class Leave(Exception):
 
 
 class Repl:
-    """One chat. `max_tokens` is the bound that was asked for, `stats` whether each answer's numbers are shown."""
+    """One chat. `max_tokens` is the bound that was asked for, `stats` whether each answer's numbers are shown.
 
-    def __init__(self, conversation: Conversation, lines: Lines, *, max_tokens: int | None, stats: bool) -> None:
+    Errors of the types in `fatal` are raised instead of being told.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        lines: Lines,
+        *,
+        max_tokens: int | None = None,
+        stats: bool = False,
+        fatal: tuple[type[MlxcelError], ...] = (),
+    ) -> None:
         self._conversation = conversation
         self._lines = lines
         self._max_tokens = max_tokens
         self._stats = stats
+        self._fatal = fatal
         self._commands: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -57,6 +69,8 @@ class Repl:
                 await self._take(message)
             except Leave:
                 break
+            except self._fatal:
+                raise
             except MlxcelError as problem:
                 went_well = False
                 render.failure(problem)

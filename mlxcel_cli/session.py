@@ -11,6 +11,7 @@ from typing import Any
 from mlxcel_cli import answer, config, render
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import Conversation
+from mlxcel_cli.errors import EngineGone
 from mlxcel_cli.interrupt import interrupt_calls, interrupt_ignored
 from mlxcel_cli.lines import Lines, Piped
 from mlxcel_cli.repl import Repl
@@ -127,7 +128,10 @@ async def _converse(talk: Talk) -> bool:
 
 
 def _repl(talk: Talk, client: Client, lines: Lines) -> Repl:
-    return Repl(_conversation(talk, client), lines, max_tokens=talk.max_tokens, stats=talk.stats)
+    # A server in this process whose engine is gone will not come back; one elsewhere may.
+    fatal = (EngineGone,) if isinstance(talk.where, ServerConfig) else ()
+    conversation = _conversation(talk, client)
+    return Repl(conversation, lines, max_tokens=talk.max_tokens, stats=talk.stats, fatal=fatal)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:

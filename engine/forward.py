@@ -81,8 +81,8 @@ class SpansForward:
         caches = [SpanLayer(batch, [span.storage.layers[i] for span in spans]) for i in range(len(self._kinds))]
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
         ends = [place.start + place.count - 1 for place, span in zip(places, spans, strict=True) if span.sample]
-        self._selection.tokens, self._selection.axis = mx.array(ends, mx.int32), 0
-        logits: mx.array = self._model(ids, cache=caches)
+        with self._selection.of(ends, axis=0):
+            logits: mx.array = self._model(ids, cache=caches)
         for span in spans:
             span.storage.length += span.count
         return _only(logits[:, -1, :], ends)
@@ -106,8 +106,9 @@ class AloneForward:
         logits = []
         for span in spans:
             last = [span.count - 1] if span.sample else []
-            self._selection.tokens, self._selection.axis = mx.array(last, mx.int32), 1
-            logits.append(_only(self._model(span.ids()[None], cache=span.storage.caches)[0], last))
+            with self._selection.of(last, axis=1):
+                row_logits = self._model(span.ids()[None], cache=span.storage.caches)[0]
+            logits.append(_only(row_logits, last))
             span.storage.length += span.count
         return mx.concatenate(logits, axis=0)
 

@@ -3,7 +3,8 @@
 These interfaces change between patch releases; `self_test` holds them against what is relied on, at start.
 """
 
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -43,15 +44,24 @@ class SequenceStorage:
         return [leaf for _, leaf in tree_flatten(states) if isinstance(leaf, mx.array)]
 
 
-@dataclass(slots=True)
 class HeadSelection:
-    """Which tokens of a forward need logits. None: all. `axis` is that of the tokens in the hidden states."""
+    """Which tokens of a forward need logits: those named by `of`, outside of it all."""
 
-    tokens: mx.array | None = None
-    axis: int = 0
+    def __init__(self) -> None:
+        self._tokens: mx.array | None = None
+        self._axis = 0
+
+    @contextlib.contextmanager
+    def of(self, tokens: Sequence[int], *, axis: int) -> Iterator[None]:
+        """While the model is called; `axis` is that of the tokens in its hidden states."""
+        self._tokens, self._axis = mx.array(list(tokens), mx.int32), axis
+        try:
+            yield
+        finally:
+            self._tokens = None
 
     def select(self, hidden: mx.array) -> mx.array:
-        return hidden if self.tokens is None else mx.take(hidden, self.tokens, axis=self.axis)
+        return hidden if self._tokens is None else mx.take(hidden, self._tokens, axis=self._axis)
 
 
 def select_before_head(model: Any, vocab_size: int) -> HeadSelection:

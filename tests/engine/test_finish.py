@@ -1,0 +1,96 @@
+"""The finish step: when a row ends, and what text is released by then."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.finish import FinishStep, StopMatcher
+from engine.request import Request, Row
+
+END = 0
+
+
+def decode(ids):
+    return "".join(chr(i) for i in ids)
+
+
+def run(text, *, end=False, max_tokens=1000, stop=(), ignore_eos=False):
+    """Feed the characters of `text` as tokens; return the released pieces and the reason."""
+    step = FinishStep(decode, frozenset({END}))
+    request = Request("r", (65,), max_tokens=max_tokens, stop=stop, ignore_eos=ignore_eos)
+    row = Row(request, max_tokens, 0, step.open(request))
+    pieces = []
+    for token in [ord(c) for c in text] + [END] * end:
+        output = step.finish(row, token, 1.0)
+        pieces.append(output.text)
+        if output.finish_reason:
+            break
+    return pieces, row.finish_reason
+
+
+def reference(text, stops):
+    """What any chunking must release: character by character, the first stop to be complete ends it."""
+    for at in range(1, len(text) + 1):
+        hits = [stop for stop in stops if text[:at].endswith(stop)]
+        if hits:
+            return text[: at - max(map(len, hits))], True
+    return text, False
+
+
+def test_end_token_is_a_stop_and_shows_no_text():
+    assert run("Hi", end=True) == (["H", "i", ""], "stop")
+
+
+def test_end_token_is_text_when_ignored():
+    pieces, reason = run("Hi", end=True, max_tokens=3, ignore_eos=True)
+    assert ("".join(pieces), reason) == ("Hi\0", "length")
+
+
+def test_bound_on_new_tokens_is_length():
+    assert run("Hello", max_tokens=3) == (["H", "e", "l"], "length")
+
+
+def test_end_token_at_the_bound_is_a_stop():
+    assert run("Hi", end=True, max_tokens=3)[1] == "stop"
+
+
+def test_text_held_for_a_stop_that_never_comes_is_released():
+    pieces, reason = run("abcST", end=True, stop=("STOP",))
+    assert ("".join(pieces), reason) == ("abcST", "stop")
+    pieces, reason = run("abcST", max_tokens=5, stop=("STOP",))
+    assert ("".join(pieces), reason) == ("abcST", "length")
+
+
+def test_a_stop_completed_by_the_last_allowed_token_is_a_stop():
+    pieces, reason = run("abSTOP", max_tokens=6, stop=("STOP",))
+    assert ("".join(pieces), reason) == ("ab", "stop")
+
+
+@pytest.mark.parametrize("stops", [("6",), ("5, 6",), ("6", "5, ", ", 6", "4"), ("aab", "ab"), ("never",)])
+@pytest.mark.parametrize("text", ["1, 2, 3, 4, 5, 6, 7", "aaaab", "5, 5, 6"])
+def test_every_chunking_of_a_text_stops_alike(text, stops):
+    expected = reference(text, stops)
+    for sizes in itertools.product((1, 2, 3, 5), repeat=3):
+        matcher, released, stopped, at = StopMatcher(stops), "", False, 0
+        for size in itertools.cycle(sizes):
+            if stopped or at >= len(text):
+                break
+            piece, stopped = matcher.feed(text[at : at + size])
+            released, at = released + piece, at + size
+        assert (released + ("" if stopped else matcher.flush()), stopped) == expected
+
+
+@given(
+    chunks=st.lists(st.text("ab", max_size=4), max_size=8),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4),
+)
+def test_stop_matching_does_not_depend_on_the_chunks(chunks, stops):
+    matcher, released, stopped = StopMatcher(stops), "", False
+    for chunk in chunks:
+        piece, stopped = matcher.feed(chunk)
+        released += piece
+        if stopped:
+            break
+    assert (released + ("" if stopped else matcher.flush()), stopped) == reference("".join(chunks), stops)

@@ -1,0 +1,206 @@
+"""The loop: faults, cancels and stops touch their own rows and nothing else."""
+
+import queue
+import threading
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.engine import Engine
+from engine.errors import ContextLengthExceeded, EngineStopped, ModelNotFound, QueueFull, StepFailed
+from engine.loop import MAX_FAULTS_IN_A_ROW, EngineLoop
+from engine.model.load import load
+from engine.request import Failed, Output, Request
+from engine.sample.chain import sample
+from tests.tiny import write_checkpoint
+
+PATIENCE_S = 20
+
+
+class Gate:
+    """A sampler that can be made to wait or to raise."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Semaphore(0)
+        self.faults = 0
+        self.threads = set()
+
+    def __call__(self, logits, draws):
+        self.threads.add(threading.get_ident())
+        self.entered.release()
+        assert self.open.wait(PATIENCE_S)
+        if self.faults:
+            self.faults -= 1
+            raise RuntimeError("made to fail")
+        return sample(logits, draws)
+
+    def hold(self):
+        """Let the loop run into the next step, and keep it there."""
+        self.open.clear()
+        while self.entered.acquire(blocking=False):
+            pass
+        assert self.entered.acquire(timeout=PATIENCE_S)
+
+
+class Client:
+    """Collects the events of one request."""
+
+    def __init__(self, loop, name, num_new=8, prompt=(1, 2, 3)):
+        self.events = queue.Queue()
+        self.ticket = loop.submit(Request(name, prompt, max_tokens=num_new, ignore_eos=True), self.events.put)
+
+    def end(self):
+        """The last event, and the tokens before it."""
+        tokens = []
+        while True:
+            event = self.events.get(timeout=PATIENCE_S)
+            if isinstance(event, Output):
+                tokens.append(event.token)
+                if event.finish_reason:
+                    return event, tokens
+            elif isinstance(event, (Failed, Exception)):
+                return event, tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def gate():
+    return Gate()
+
+
+@pytest.fixture
+def loop(folder, gate):
+    config = EngineConfig(model=folder, parallel=2, max_queue_depth=2)
+    loop = EngineLoop(config, open_engine=lambda c: Engine(load(c.model), c, sampler=gate))
+    loop.start()
+    yield loop
+    gate.open.set()
+    loop.stop(PATIENCE_S)
+    assert not loop._thread.is_alive()
+    assert loop._num_live == 0
+    assert not loop._tickets
+
+
+def test_requests_run_to_their_end(loop):
+    clients = [Client(loop, str(i)) for i in range(3)]
+    answers = [client.end()[1] for client in clients]
+    assert all(len(tokens) == 8 for tokens in answers)
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_full_queue_refuses_at_once_and_recovers(loop, gate):
+    first = Client(loop, "first", 50)
+    gate.hold()
+    clients = [Client(loop, str(i), 2) for i in range(3)]
+    with pytest.raises(QueueFull, match="4 requests"):
+        Client(loop, "one too many")
+    gate.open.set()
+    for client in (first, *clients):
+        assert client.end()[0].finish_reason == "length"
+    assert Client(loop, "later").end()[0].finish_reason == "length"
+
+
+def test_a_failed_step_ends_its_rows_and_the_next_request_runs(loop, gate):
+    gate.faults = 1
+    event, _ = Client(loop, "fails").end()
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, StepFailed)
+    assert "made to fail" in str(event.error)
+    assert Client(loop, "runs").end()[0].finish_reason == "length"
+
+
+def test_a_run_of_failures_ends_the_loop(folder, gate):
+    states = queue.Queue()
+    loop = EngineLoop(
+        EngineConfig(model=folder),
+        open_engine=lambda c: Engine(load(c.model), c, sampler=gate),
+        on_state=lambda: states.put(1),
+    )
+    loop.start()
+    gate.faults = MAX_FAULTS_IN_A_ROW
+    for i in range(MAX_FAULTS_IN_A_ROW):
+        assert isinstance(Client(loop, str(i)).end()[0], Failed)
+    for _ in range(2):
+        states.get(timeout=PATIENCE_S)
+    assert isinstance(loop.fault, EngineStopped)
+    with pytest.raises(EngineStopped, match="steps in a row failed"):
+        Client(loop, "too late")
+
+
+def test_a_cancelled_row_ends_and_its_neighbour_does_not(loop, gate):
+    kept, dropped = Client(loop, "kept", 30), Client(loop, "dropped", 2000)
+    gate.hold()
+    loop.cancel(dropped.ticket)
+    loop.cancel(dropped.ticket)
+    gate.open.set()
+    assert len(kept.end()[1]) == 30
+    assert Client(loop, "next").end()[0].finish_reason == "length"
+
+
+def test_a_request_cancelled_in_the_queue_never_runs(loop, gate):
+    first = Client(loop, "first", 20)
+    second = Client(loop, "second", 20)
+    gate.hold()
+    waiting = Client(loop, "waiting")
+    loop.cancel(waiting.ticket)
+    gate.open.set()
+    first.end()
+    second.end()
+    assert waiting.events.empty()
+    assert waiting.ticket.row is None or waiting.ticket.row.storage is None
+
+
+def test_a_consumer_that_throws_ends_its_own_request_only(loop):
+    def throw(event):
+        raise ValueError("bad consumer")
+
+    loop.submit(Request("bad", (1, 2), max_tokens=500, ignore_eos=True), throw)
+    assert Client(loop, "good", 40).end()[0].finish_reason == "length"
+
+
+def test_a_prompt_that_fills_the_context_is_told_so(loop):
+    event, _ = Client(loop, "long", prompt=(1,) * 5000).end()
+    assert isinstance(event, ContextLengthExceeded)
+    assert (event.prompt_tokens, event.context_tokens) == (5000, 4096)
+
+
+def test_stopping_tells_everybody_who_waits(folder, gate):
+    loop = EngineLoop(
+        EngineConfig(model=folder, parallel=1),
+        open_engine=lambda c: Engine(load(c.model), c, sampler=gate),
+    )
+    loop.start()
+    clients = [Client(loop, str(i), 500) for i in range(3)]
+    gate.hold()
+    stopper = threading.Thread(target=loop.stop)
+    stopper.start()
+    while not loop._stopping:
+        pass
+    gate.open.set()
+    stopper.join(PATIENCE_S)
+    assert all(isinstance(client.end()[0], EngineStopped) for client in clients)
+    assert loop._num_live == 0
+
+
+def test_a_model_that_cannot_be_loaded_is_said_to_all(tmp_path):
+    def refuse(config):
+        raise ModelNotFound("no such model")
+
+    loop = EngineLoop(EngineConfig(model=tmp_path), open_engine=refuse)
+    client = Client(loop, "early")
+    loop.start()
+    assert isinstance(client.end()[0], ModelNotFound)
+    assert loop._num_live == 0
+    with pytest.raises(ModelNotFound):
+        Client(loop, "late")
+
+
+def test_one_thread_loads_and_steps(loop, gate):
+    Client(loop, "r").end()
+    assert gate.threads == {loop._thread.ident}

@@ -1,0 +1,81 @@
+"""The chat render: what dialects allow, templates need not know."""
+
+import pytest
+
+from engine.errors import NoChatTemplate, RequestError, TemplateFailed
+from engine.text.template import ChatTemplate
+
+
+def rendered(messages, source="{{ tools }}", **options):
+    """What reaches the template engine."""
+    seen = {}
+
+    def apply(turns, **arguments):
+        seen.update(turns=turns, **arguments)
+        return "text"
+
+    ChatTemplate(apply, source).render(messages, **options)
+    return seen
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
+def test_null_content_is_empty_text():
+    assert rendered([{"role": "assistant", "content": None}])["turns"] == [{"role": "assistant", "content": ""}]
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert rendered([{"role": "user", "content": parts}])["turns"][0]["content"] == "ab"
+
+
+def test_developer_is_system():
+    assert rendered([{"role": "developer", "content": "x"}])["turns"][0]["role"] == "system"
+
+
+def test_arguments_of_a_call_are_an_object():
+    turn = rendered([{"role": "assistant", "content": None, "tool_calls": [CALL]}])["turns"][0]
+    assert turn["tool_calls"][0]["function"]["arguments"] == {"a": 2}
+
+
+def test_arguments_that_are_not_json_name_their_message():
+    broken = {"function": {"name": "add", "arguments": "{"}}
+    with pytest.raises(RequestError, match=r"messages\[1\]\.tool_calls") as caught:
+        rendered([{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [broken]}])
+    assert caught.value.param == "messages[1].tool_calls"
+
+
+def test_tools_and_arguments_reach_a_template_that_knows_them():
+    seen = rendered([{"role": "user", "content": "x"}], tools=[TOOL], arguments={"enable_thinking": False})
+    assert seen["tools"] == [TOOL]
+    assert seen["enable_thinking"] is False
+
+
+def test_a_template_without_tools_gets_them_in_words():
+    messages = [
+        {"role": "system", "content": "Be terse."},
+        {"role": "user", "content": "2+3?"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "content": "5", "tool_call_id": "1"},
+    ]
+    turns = rendered(messages, source="{{ messages }}", tools=[TOOL])["turns"]
+    assert turns[0]["content"].startswith("Be terse.\n\nYou can call these functions:")
+    assert '"name": "add"' in turns[0]["content"]
+    assert turns[2]["content"] == '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    assert turns[3] == {"role": "user", "content": "<tool_response>\n5\n</tool_response>"}
+
+
+def test_a_base_model_has_no_template():
+    assert not ChatTemplate(None).exists
+    with pytest.raises(NoChatTemplate, match="base model"):
+        ChatTemplate(None).render([{"role": "user", "content": "x"}])
+
+
+def test_a_template_that_refuses_is_the_requests_fault():
+    def apply(turns, **arguments):
+        raise ValueError("roles must alternate")
+
+    with pytest.raises(TemplateFailed, match="roles must alternate"):
+        ChatTemplate(apply).render([{"role": "user", "content": "x"}])

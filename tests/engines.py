@@ -1,0 +1,59 @@
+"""Engines for tests: opened from a checkpoint, and watched for their logits."""
+
+from pathlib import Path
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.direct import DirectEngine
+from engine.engine import Engine
+from engine.plan import Piece
+from engine.request import Request, Row, Sampling
+from engine.sample.chain import sample
+
+
+class Watched:
+    """An engine whose logits are kept, by the key of the draw they served."""
+
+    def __init__(self, path: Path, **config) -> None:
+        self.logits: dict[tuple[int, int], np.ndarray] = {}
+        self.engine = Engine.open(EngineConfig(model=path, **config))
+        self.engine._sample = self._keep
+
+    def _keep(self, logits, draws):
+        for row, draw in zip(np.array(logits), draws, strict=True):
+            self.logits[draw.key] = row
+        return sample(logits, draws)
+
+    def request(self, name: str, num_prompt: int, num_new: int, *, seed: int = 0, **sampling) -> Request:
+        """A request over a made-up prompt; the seed makes its draws its own."""
+        vocab = self.engine.vocab_size
+        prompt = tuple((31 * seed + 7 * i + 3) % vocab for i in range(num_prompt))
+        return Request(name, prompt, Sampling(seed=seed, **sampling), num_new, ignore_eos=True)
+
+    def alone(self, request: Request) -> list[int]:
+        return [output.token for output in DirectEngine(self.engine).complete(request)]
+
+    def store(self, row: Row, size: int) -> None:
+        """Prefill `row` in pieces of `size` tokens."""
+        while not row.prefilled:
+            stop = min(row.cursor + size, len(row.request.prompt))
+            self.engine.prefill([Piece(row, row.cursor, stop)])
+
+    def finish(self, row: Row) -> list[int]:
+        while row.finish_reason is None:
+            self.engine.step([row])
+        return row.output
+
+    def together(self, requests: dict[int, Request], piece: int = 1000) -> list[Row]:
+        """Run the requests in one batch, each joining at the step that is its key."""
+        rows, step = [], 0
+        while step < max(requests) or any(row.finish_reason is None for row in rows):
+            step += 1
+            if step in requests:
+                rows.append(self.engine.submit(requests[step]))
+                self.store(rows[-1], piece)
+            live = [row for row in rows if row.finish_reason is None]
+            if live:
+                self.engine.step(live)
+        return rows

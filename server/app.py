@@ -68,8 +68,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(error)
+    return error_response(error)  # raised again behind this, and so logged, by whoever runs the application
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -6,6 +6,7 @@ readers are buffered up to their row's bound; a row is never paused for its read
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
 from engine.loop import EngineLoop, ServedModel, Ticket
 from engine.request import Event, Failed, Output, Request
+
+log = logging.getLogger(__name__)
 
 
 class Events:
@@ -118,5 +121,7 @@ class Bridge:
 
     def _announce(self) -> None:
         self._loaded.set()
+        for note in self._loop.model.notes if self._loop.model and not self._loop.fault else ():
+            log.info("%s", note)
         if self._loop.fault is not None:
             self._on_fault(self._loop.fault)

@@ -44,6 +44,8 @@ class Engine:
     """One model that continues rows. `sampler` is the sampler step; tests put a script in its place."""
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, *, sampler: Sampler = sample) -> None:
+        adapter.self_test()
+        adapter.install_attention()
         self.config = config
         self._sample = sampler
         self.context_length = _context_length(loaded.context_length, config.ctx_size)
@@ -73,8 +75,6 @@ class Engine:
     def open(cls, config: EngineConfig) -> "Engine":
         """Load the checkpoint that `config` names. Raises ModelError and ConfigError."""
         kernels = portable.prepare(default_home() / "kernels")
-        adapter.self_test()
-        adapter.install_attention()
         loaded = load(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
         engine = cls(loaded, config)
         engine.notes = (kernels, *engine.notes)

@@ -1,0 +1,1 @@
+"""Figures for docs/log.md: run by hand, never part of the tests."""

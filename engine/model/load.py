@@ -55,13 +55,15 @@ class LoadedModel:
 def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None) -> LoadedModel:
     """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
 
+    An `auto_map` alone is no reason to refuse: mlx-lm never runs it, and most tokenizers load without it.
+
     Raises ModelIncomplete when files are missing, UntrustedCode when it needs its own Python and
     `trust_remote_code` is false, UnsupportedModel when mlx-lm has no such model, else ModelError with the reason.
     """
     check_complete(path)
-    config = read_json(path / "config.json")
-    if config.get("model_file") is not None and not trust_remote_code:
-        raise UntrustedCode(f"{path} asks to run its own Python, {config['model_file']}", hint=TRUST_HINT)
+    written = read_json(path / "config.json")
+    if written.get("model_file") is not None and not trust_remote_code:
+        raise UntrustedCode(f"{path} asks to run its own Python, {written['model_file']}", hint=TRUST_HINT)
     generation = _generation_config(path)
     model, config = _load_model(path, trust_remote_code)
     tokenizer = _load_tokenizer(path, config, trust_remote_code)
@@ -77,7 +79,7 @@ def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | N
         config=config,
         context_length=context_length or FALLBACK_CONTEXT_LENGTH,
         vocab_size=_vocab_size(config, model, tokenizer),
-        eos_token_ids=_eos_token_ids(config, generation, tokenizer),
+        eos_token_ids=_eos_token_ids(written, generation, tokenizer),
         sampling=_sampling(generation),
         weight_bytes=_parameter_bytes(model),
         notes=tuple(notes),
@@ -104,7 +106,16 @@ def _load_tokenizer(path: Path, config: dict[str, Any], trust_remote_code: bool)
         )
     except Exception as error:
         # The same holds for transformers and the tokenizer's files.
+        if not trust_remote_code and _brings_tokenizer_code(path):
+            said = f"{path} has a tokenizer that cannot be loaded without its own Python"
+            raise UntrustedCode(said, hint=TRUST_HINT) from error
         raise _refusal(path, error) from error
+
+
+def _brings_tokenizer_code(path: Path) -> bool:
+    file = path / "tokenizer_config.json"
+    auto_map = read_json(file).get("auto_map") if file.is_file() else None
+    return isinstance(auto_map, list) or (isinstance(auto_map, dict) and "AutoTokenizer" in auto_map)
 
 
 def _refusal(path: Path, error: Exception) -> ModelError:

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 BACKEND ?= $(if $(filter Linux,$(shell uname -s)),cpu,)
 EXTRAS := $(if $(BACKEND),[$(BACKEND)],)
 
-.PHONY: setup run test format lint check bench completions clean
+.PHONY: setup run test format lint check bench docs completions clean
 
 setup: $(VENV)/.done ## make .venv and install mlxcel with its development tools
 
@@ -36,6 +36,9 @@ check: lint test
 
 bench: setup ## figures for docs/log.md; never part of the tests
 	$(BIN)/python -m tests.bench.decode
+
+docs: setup ## the generated pages
+	$(BIN)/python docs/generate.py
 
 completions: setup ## shell completions into completions/
 	for shell in bash zsh fish; do _MLXCEL_COMPLETE=source_$$shell $(BIN)/mlxcel > completions/mlxcel.$$shell; done

@@ -63,7 +63,7 @@ def cut(shown: Answer, max_tokens: int | None) -> str:
     if shown.end.finish_reason != "length":
         return ""
     count = shown.end.usage.get("completion_tokens")
-    at = f"cut at {count} tokens" if count is not None else "cut"
+    at = "cut" if count is None else f"cut at {count} token{'' if count == 1 else 's'}"
     if max_tokens is not None and max_tokens == count:
         return f"({at} by --max-tokens {max_tokens}; without it the answer runs to its end)"
     return f"({at}: the context is full, or the server allows no more)"

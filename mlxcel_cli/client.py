@@ -29,12 +29,15 @@ class EventStream:
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[str] = []
+        self._after_return = False
 
     def feed(self, piece: bytes) -> list[tuple[str, str]]:
-        lines = (self._rest + piece).replace(b"\r\n", b"\n")
-        held = b"\r" if lines.endswith(b"\r") else b""
-        *whole, last = lines.removesuffix(b"\r").replace(b"\r", b"\n").split(b"\n")
-        self._rest = last + held
+        if not piece:
+            return []
+        text = piece.removeprefix(b"\n") if self._after_return else piece
+        self._after_return = piece.endswith(b"\r")
+        lines = (self._rest + text).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *whole, self._rest = lines.split(b"\n")
         events: list[tuple[str, str]] = []
         for line in whole:
             events.extend(self._take(line.decode("utf-8", "replace")))

@@ -1,12 +1,14 @@
 """`mlxcel serve`: the HTTP server for many clients."""
 
+import logging
+import sys
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from engine.config import SERVE_SAMPLING, EngineConfig
-from mlxcel_cli import checkpoint, config
+from mlxcel_cli import checkpoint, config, render
 from mlxcel_cli.commands.options import ConfigFile, Model, ModelOption
 from server.config import ServerConfig
 
@@ -34,4 +36,7 @@ def serve(
 
     from server.run import serve as run_server
 
-    raise typer.Exit(run_server(server))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    raise typer.Exit(
+        run_server(server, lambda address: render.say(f"{server.served_name} is served at {address}"))
+    )

@@ -1,0 +1,139 @@
+"""Flag over environment over file over default, and unknown names are errors that name the nearest."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig, setting_of
+from engine.errors import ConfigError, UserError
+from mlxcel_cli import config
+from server.config import ServerConfig
+
+
+def settle(given=(), environment=(), file=None, **named):
+    return config.settle(
+        dict(given), environment={"XDG_CONFIG_HOME": "/nowhere", **dict(environment)}, file=file, **named
+    )
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "settings.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_flag_over_environment_over_file_over_default(write):
+    file = write("port = 1\nctx-size = 2\nparallel = 3\n")
+    settings = settle({"port": 11, "top_k": None}, {"MLXCEL_PORT": "12", "MLXCEL_CTX_SIZE": "13"}, file)
+    server = settings.server("m", settings.engine(Path("m")))
+    assert (server.port, server.engine.ctx_size, server.engine.parallel) == (11, 13, 3)
+    assert server.host == "127.0.0.1"
+    assert server.engine.top_k is None
+
+
+def test_what_nobody_says_is_left_to_the_dataclass():
+    assert settle().values == {}
+
+
+def test_the_model_too(write):
+    file = write('model = "in-file"')
+    assert settle(file=file).model == "in-file"
+    assert settle(file=file, environment={"MLXCEL_MODEL": "in-environment"}).model == "in-environment"
+    assert settle(file=file, environment={"MLXCEL_MODEL": "e"}, model="flag").model == "flag"
+    assert settle().model is None
+
+
+def test_the_usual_file_may_be_missing_and_a_named_one_may_not(tmp_path):
+    (tmp_path / "mlxcel").mkdir()
+    (tmp_path / "mlxcel" / "config.toml").write_text("port = 7")
+    assert config.settle({}, environment={"XDG_CONFIG_HOME": str(tmp_path)}).values == {"port": 7}
+    with pytest.raises(UserError, match="no config file"):
+        settle(file=tmp_path / "missing.toml")
+    with pytest.raises(UserError, match="no config file"):
+        settle(environment={"MLXCEL_CONFIG": str(tmp_path / "missing.toml")})
+
+
+def test_an_unknown_key_names_the_nearest(write):
+    with pytest.raises(ConfigError, match="unknown setting prot in") as raised:
+        settle(file=write("prot = 1"))
+    assert raised.value.hint == "did you mean port?"
+
+
+def test_an_unknown_variable_that_is_close_names_the_nearest():
+    with pytest.raises(ConfigError, match="unknown variable MLXCEL_CTXSIZE") as raised:
+        settle(environment={"MLXCEL_CTXSIZE": "1"})
+    assert raised.value.hint == "did you mean MLXCEL_CTX_SIZE?"
+    assert settle(environment={"MLXCEL_HOME": "/x", "MLXCEL_SOMETHING_ELSE": "1", "OTHER": "1"}).values == {}
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"MLXCEL_PORT": "abc"}, "MLXCEL_PORT must be a whole number, not 'abc'"),
+        ({"MLXCEL_TEMP": "hot"}, "MLXCEL_TEMP must be a number, not 'hot'"),
+        ({"MLXCEL_NO_BATCH": "perhaps"}, "MLXCEL_NO_BATCH must be true or false, not 'perhaps'"),
+    ],
+)
+def test_a_variable_of_the_wrong_kind(environment, message):
+    with pytest.raises(ConfigError) as raised:
+        settle(environment=environment)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    "text", ["port = 'a'", "port = true", "port = 1.5", "no-batch = 1", "temp = '1'", "host = 1"]
+)
+def test_a_key_of_the_wrong_kind(write, text):
+    with pytest.raises(ConfigError, match="must be"):
+        settle(file=write(text))
+
+
+def test_a_file_that_is_no_toml(write):
+    with pytest.raises(UserError, match="is not TOML"):
+        settle(file=write("port: 1"))
+
+
+def test_kinds_are_read_from_texts():
+    environment = {
+        "MLXCEL_NO_BATCH": "Yes",
+        "MLXCEL_TEMP": "0.5",
+        "MLXCEL_CHAT_TEMPLATE": "a/b",
+        "MLXCEL_ALIAS": "",
+    }
+    assert settle(environment=environment).values == {"no_batch": True, "temp": 0.5, "chat_template": Path("a/b")}
+
+
+def test_bounds_are_the_dataclasses_own(write):
+    settings = settle(environment={"MLXCEL_TOP_P": "2"})
+    with pytest.raises(ConfigError, match="top_p must be at most 1"):
+        settings.engine(Path("m"))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_refused(number):
+    with pytest.raises(ConfigError, match="temp must be a finite number"):
+        config.finite({"temp": number, "top_k": None})
+
+
+def test_every_setting_of_the_dataclasses_is_in_the_table_with_their_words():
+    for owner in (EngineConfig, ServerConfig):
+        for field in dataclasses.fields(owner):
+            said = setting_of(field)
+            if said is not None and said.flag:
+                row = config.table()[field.name]
+                assert (row.said, row.default, row.owner) == (said, field.default, owner)
+
+
+def test_flags_take_the_place_of_the_flags_parameter():
+    @config.takes("ctx_size", request=("temp",))
+    def command(model: str | None = None, **flags: object) -> None: ...
+
+    parameters = inspect.signature(command).parameters
+    assert list(parameters) == ["model", "temp", "ctx_size"]
+    assert parameters["temp"].default is None

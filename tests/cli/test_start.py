@@ -1,0 +1,65 @@
+"""Help, listings and removals load neither MLX nor transformers and answer at once."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+HEAVY = ("mlx", "mlx_lm", "transformers", "httpx2", "prompt_toolkit", "starlette", "uvicorn")
+LIMIT_S = 0.3
+SHOW_MODULES = (
+    "import sys\n"
+    "from mlxcel_cli.main import main\n"
+    "try:\n    main(sys.argv[1:])\n"
+    "except SystemExit as end:\n    code = end.code\n"
+    "print('loaded', *{name.partition('.')[0] for name in sys.modules})\n"
+    "sys.exit(code)"
+)
+
+
+def start(code: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ([], 0),
+        (["--help"], 0),
+        (["--version"], 0),
+        (["list"], 0),
+        (["list", "--json"], 0),
+        (["rm", "nothing"], 1),
+        (["run", "--help"], 0),
+        (["chat", "--help"], 0),
+        (["generate", "--help"], 0),
+        (["serve", "--help"], 0),
+        (["pull", "--help"], 0),
+    ],
+    ids=str,
+)
+def test_loads_nothing_heavy(arguments, code):
+    ended = start(SHOW_MODULES, arguments)
+    assert ended.returncode == code, ended.stderr
+    loaded = ended.stdout.splitlines()[-1].split()
+    assert loaded[0] == "loaded"
+    assert not set(HEAVY).intersection(loaded)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["rm", "nothing"]], ids=str)
+def test_answers_at_once(arguments):
+    def seconds() -> float:
+        before = time.perf_counter()
+        start("from mlxcel_cli.main import main; main()", arguments)
+        return time.perf_counter() - before
+
+    assert min(seconds() for _ in range(5)) < LIMIT_S
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_is_printed(shell, monkeypatch):
+    monkeypatch.setenv("_MLXCEL_COMPLETE", f"source_{shell}")
+    ended = start("from mlxcel_cli.main import main; main()", [])
+    assert ended.returncode == 0, ended.stderr
+    assert "_MLXCEL_COMPLETE=complete_" + shell in ended.stdout

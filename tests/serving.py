@@ -268,7 +268,9 @@ async def served(
     alias: str = "",
     **engine: Any,
 ) -> AsyncIterator[Served]:
-    """A served tiny model. At the end no request may be live and no row may hold storage."""
+    """A served tiny model, loaded unless `open_engine` is given. At the end no request may be live and no row may
+    hold storage.
+    """
     gate = Gate()
     config = ServerConfig(
         EngineConfig(model=checkpoint, **engine), model_id="tiny", alias=alias, keep_alive_s=keep_alive_s
@@ -283,6 +285,8 @@ async def served(
     client = httpx2.AsyncClient(transport=transport, base_url="http://tiny", timeout=PATIENCE_S)
     service = Served(app, transport, client, gate)
     async with client:
+        if open_engine is None:
+            await app.state.service.bridge.model()
         try:
             yield service
         finally:

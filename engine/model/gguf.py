@@ -109,8 +109,10 @@ class GGUFFile:
             self.metadata, self.tensors = self._read()
         except (struct.error, EOFError) as error:
             raise ModelIncomplete(f"{path} is cut short: it ends within its header") from error
-        except (ValueError, UnicodeDecodeError, OverflowError) as error:
+        except (ValueError, OverflowError, RecursionError) as error:
             raise UnsupportedModel(f"{path} is damaged: {error}") from error
+        if len({tensor.name for tensor in self.tensors}) != len(self.tensors):
+            raise UnsupportedModel(f"{path} is damaged: it names a tensor twice")
         for tensor in self.tensors:
             if tensor.offset + tensor.size_bytes > len(self._bytes):
                 raise ModelIncomplete(f"{path} is cut short: it ends before the end of {tensor.name}")
@@ -200,6 +202,10 @@ def _import(file: GGUFFile, destination: Path, progress: Progress) -> None:
             f"{file.path} holds the architecture {architecture}; a GGUF file is imported when it holds "
             f"{', '.join(sorted(FAMILIES))}",
             hint="a checkpoint of this model in safetensors form may still run",
+        )
+    if (num_parts := file.metadata.get("split.count", 1)) > 1:
+        raise UnsupportedModel(
+            f"{file.path} is one of {num_parts} parts of a model", hint="join the parts into one file first"
         )
     config = _config(file, architecture, family)
     outputs = [_output(file, tensor, family, config) for tensor in file.tensors if tensor.name != ROPE_FREQS]

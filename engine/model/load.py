@@ -141,14 +141,23 @@ def _replace_template(tokenizer: Any, file: Path) -> None:
 
 
 def _place_weights(model: Any) -> str:
-    """Evaluate the weights, expanded where no quantized kernel runs and they fit; return the line that says so."""
+    """Evaluate the weights, expanded where no quantized kernel runs and they fit; return the line that says so.
+
+    Too large an allocation on a CPU kills the process, so ModelError is raised before it is tried.
+    """
     packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+    slow = mx.default_device() == mx.Device(mx.cpu)
+    free_bytes, needed_bytes = available_bytes(), _parameter_bytes(model)
+    if slow and needed_bytes > free_bytes:
+        raise ModelError(
+            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
+            hint="choose a smaller model, or the same one with fewer bits",
+        )
     if not packed:
         mx.eval(model.parameters())
         return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))})"
     bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
-    expanded_bytes, free_bytes = _expanded_bytes(model, packed), available_bytes()
-    slow = mx.default_device() == mx.Device(mx.cpu)
+    expanded_bytes = _expanded_bytes(model, packed)
     if slow and expanded_bytes <= EXPANDED_SHARE * free_bytes:
         _expand(model, packed)
         size = human_bytes(_parameter_bytes(model))
@@ -295,6 +304,11 @@ def _end_of_turn(tokenizer: Any) -> int | None:
     return int(closing[0] if only_special else closing[-1])
 
 
+def _is_amount(value: Any) -> bool:
+    """A number that is not negative: some checkpoints say -1 for "off", which is what leaving it out says."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+
+
 def _sampling(generation: dict[str, Any]) -> Sampling | None:
     """How the checkpoint asks to be sampled, or None when it does not say. What it leaves out is neutral."""
     if generation.get("do_sample") is False:
@@ -302,7 +316,7 @@ def _sampling(generation: dict[str, Any]) -> Sampling | None:
     said: dict[str, Any] = {
         name: kind(generation[name])
         for name, kind in (("temperature", float), ("top_k", int), ("top_p", float), ("min_p", float))
-        if isinstance(generation.get(name), (int, float)) and not isinstance(generation[name], bool)
+        if _is_amount(generation.get(name))
     }
     if not said:
         return None

@@ -49,11 +49,11 @@ def ensure(reference: str, *, store: Store | None = None, progress: Progress | N
     store, progress = store or Store(), progress or silent
     if not reference.strip():
         raise ModelNotFound("no model was named", hint=_accepted())
-    path = Path(reference).expanduser()
-    if path.is_dir():
+    path = _existing(reference)
+    if path is not None and path.is_dir():
         check_complete(path)
         return path
-    if path.is_file():
+    if path is not None:
         return _import_file(path, store, progress)
     if (entry := store.find(reference)) is not None:
         return entry.path
@@ -71,6 +71,15 @@ def pull(
     if force and built_in is not None:
         return _install(_bare(reference), built_in, store, progress, force=True)
     return ensure(reference, store=store, progress=progress)
+
+
+def _existing(reference: str) -> Path | None:
+    """The file or folder that `reference` names; None also for text that cannot be a path at all."""
+    try:
+        path = Path(reference).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
 
 
 def _bare(reference: str) -> str:

@@ -254,6 +254,7 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     )
     assert "yarn" in refused(tmp_path, more=lambda writer: writer.add_rope_scaling_type(RopeScalingType.YARN))
     assert "experts" in refused(tmp_path, more=lambda writer: writer.add_expert_count(8))
+    assert "one of 3 parts" in refused(tmp_path, more=lambda writer: writer.add_uint16("split.count", 3))
     assert "rope_freqs" in refused(tmp_path, tensors=with_factors(np.linspace(1, 3, HEAD_DIM // 2)))
     assert "vocabulary" in refused(tmp_path, tensors=weights(vocab=len(TOKENS) + 1))
     assert "head" in refused(tmp_path, more=lambda writer: writer.add_rope_dimension_count(HEAD_DIM // 2))

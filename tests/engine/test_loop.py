@@ -1,6 +1,8 @@
 """The loop: faults, cancels and stops touch their own rows and nothing else."""
 
 import queue
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -204,3 +206,17 @@ def test_a_model_that_cannot_be_loaded_is_said_to_all(tmp_path):
 def test_one_thread_loads_and_steps(loop, gate):
     Client(loop, "r").end()
     assert gate.threads == {loop._thread.ident}
+
+
+def test_loading_leaves_the_bound_on_open_files_alone(folder):
+    """mlx-lm lowers it when it is imported, to less than a busy server needs."""
+    program = f"""
+import resource
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+from pathlib import Path
+from engine.config import EngineConfig
+from engine.loop import open_engine
+open_engine(EngineConfig(model=Path({str(folder)!r})))
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

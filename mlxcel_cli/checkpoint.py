@@ -14,7 +14,7 @@ STRONGER = "hint: choose a model with -m MODEL or MLXCEL_MODEL; `mlxcel list` sh
 def named(argument: str | None, option: str | None) -> str | None:
     """The one model a command line names. Raises WrongUsage when it names two."""
     if argument and option and argument != option:
-        raise WrongUsage(f"two models are named: {argument} and {option}")
+        raise WrongUsage(f"two models are named: {argument} and {option}", hint="name it once")
     return argument or option
 
 

@@ -53,6 +53,12 @@ def failure(problem: MlxcelError) -> None:
     error(str(problem) or type(problem).__name__, problem.hint)
 
 
+def prompt(text: str) -> None:
+    """Talk that waits for an answer on the same line."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 def put(text: str) -> None:
     """Data: to stdout as it is, at once."""
     sys.stdout.write(text)

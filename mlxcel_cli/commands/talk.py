@@ -155,7 +155,7 @@ def _common(
     if address is not None:
         if own:
             flag = config.table()[next(iter(own))].flags[0]
-            raise WrongUsage(f"{flag} is decided where the server was started, not by a client of {address}")
+            raise WrongUsage(f"{flag} is decided where the server was started", hint="leave it out with --server")
         return {"where": address, "model": model, "asked": asked}
     if max_tokens == -1:
         own["n_predict"] = -1

@@ -75,7 +75,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="mlxcel",
         cls=_Group,
-        add_completion=not names_command,  # what installs completions comes before no command, and costs as above
+        add_completion=not names_command,  # its options come before no command and cost as much
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         invoke_without_command=True,

@@ -20,7 +20,7 @@ from mlxcel_cli.commands.options import (
     Stats,
     Stop,
     System,
-)  # fmt: skip
+)
 from mlxcel_cli.errors import WrongUsage
 from server.config import ServerConfig
 
@@ -153,8 +153,8 @@ def _common(
         asked["stop"] = stop
     own = {name: given[name] for name in OWN_SERVER if name in given}
     if address is not None:
-        if own:
-            flag = config.table()[next(iter(own))].flags[0]
+        if own or file:
+            flag = config.table()[next(iter(own))].flags[0] if own else "--config"
             raise WrongUsage(f"{flag} is decided where the server was started", hint="leave it out with --server")
         return {"where": address, "model": model, "asked": asked}
     if max_tokens == -1:

@@ -134,6 +134,11 @@ def test_a_piped_chat_with_a_failed_turn_ends_with_1(double, address, mlxcel):
     [
         (["run", "-p", "x", "--server", "host:80"], 1, "host:80 is not the address of a server"),
         (["run", "-p", "x", "--server", "http://h", "-c", "9"], 2, "--ctx-size is decided where the server was"),
+        (
+            ["run", "-p", "x", "--server", "http://h", "--config", "f"],
+            2,
+            "--config is decided where the server was",
+        ),
         (["run", "a", "-m", "b", "-p", "x"], 2, "two models are named: a and b"),
         (["run", "-p", "x", "--repeat-penalty", "2"], 2, "No such option: --repeat-penalty"),
         (["run", "-p", "x", "--temp", "hot"], 2, "Invalid value for '--temp'"),

@@ -110,9 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = outcome(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has left; nothing more can be written, at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as problem:
+        if not isinstance(problem, BrokenPipeError):
+            render.error(str(problem))
+        # stdout may be what failed; what it still holds must not fail again at exit.
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     sys.exit(code)
 

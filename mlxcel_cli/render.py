@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from engine.errors import MlxcelError
+from engine.errors import MlxcelError, UserError
 from mlxcel_cli import config
 
 REDRAW_S = 0.1
@@ -32,7 +32,7 @@ def say(text: str, *, colour: str = "") -> None:
         return
     if colour and is_terminal(sys.stderr) and config.wants_colour():
         text = f"{colour}{text}{PLAIN}"
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
@@ -60,7 +60,9 @@ def prompt(text: str) -> None:
 
 
 def put(text: str) -> None:
-    """Data: to stdout as it is, at once."""
+    """Data: to stdout as it is, at once. Raises OSError where it cannot be written."""
+    if sys.stdout is None:
+        raise UserError("stdout is closed: there is nowhere to write to")
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -178,6 +178,18 @@ def test_a_redirected_chat_keeps_its_answers_apart_from_its_prompt(address, at_t
             assert data.read() == b"Hello\n"
 
 
+@pytest.mark.parametrize(
+    ("target", "error"), [(">&-", "stdout is closed"), ("> /dev/full", "[Errno 28] No space left on device")]
+)
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_an_output_that_cannot_be_written_is_one_line(target, error, address):
+    shell = ["sh", "-c", f'exec "$@" {target}', "sh", *PROGRAM, "run", "-p", "one", "--server", address]
+    ended = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"error: {error}")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_a_reader_that_leaves_is_no_traceback(double: Double, address, tmp_path):
     double.answer = lambda body: ["line\n"] * 20_000
     command = [*PROGRAM, "run", "-p", "one", "--server", address]

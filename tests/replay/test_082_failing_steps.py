@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.loop import MAX_FAULTS_IN_A_ROW
-from tests.serving import COMPLETIONS, PATIENCE_S, WatchedEngine, live, served
+from engine.plan import PrefillPlan
+from tests.serving import COMPLETIONS, PATIENCE_S, ScriptedSampler, WatchedEngine, live, served
 
 pytestmark = pytest.mark.anyio
 
@@ -27,25 +29,31 @@ class Poisoned(WatchedEngine):
 
 
 class Dying(WatchedEngine):
-    """An engine that breaks outside of any step."""
+    """An engine whose loop breaks outside of any step."""
 
-    def release(self, row: Any) -> None:
-        super().release(row)
-        raise KeyError("a fault of ours")
+    def plan(self) -> PrefillPlan:
+        plan = super().plan()
+
+        def broken(num_tokens: int, seconds: float) -> None:
+            raise KeyError("a fault of ours")
+
+        plan.measured = broken
+        return plan
 
 
 def body(*prompt: int) -> dict[str, Any]:
     return {"prompt": list(prompt), "temperature": 0, "max_tokens": 20, "ignore_eos": True}
 
 
-async def test_only_the_rows_of_the_step_fail(tiny: Path) -> None:
+@pytest.mark.parametrize("lookahead", [False, True])
+async def test_only_the_rows_of_the_step_fail(tiny: Path, lookahead: bool) -> None:
     engines: list[Poisoned] = []
 
     def open_engine(config: EngineConfig) -> Poisoned:
         engines.append(Poisoned(config))
         return engines[0]
 
-    async with served(tiny, open_engine=open_engine, prefill_chunk_size=4) as service:
+    async with served(tiny, open_engine=open_engine, prefill_chunk_size=4, lookahead=lookahead) as service:
         alone = await service.answer(COMPLETIONS, body(1, 2, 3))
         gate = engines[0].gate
         for streamed in (True, False):
@@ -67,6 +75,32 @@ async def test_only_the_rows_of_the_step_fail(tiny: Path) -> None:
             assert (await bystander)["choices"] == alone["choices"]
         assert (await service.answer(COMPLETIONS, body(1, 2, 3)))["choices"] == alone["choices"]
         assert (await service.client.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+async def test_a_token_that_cannot_become_text_fails_its_row_alone(tiny: Path, lookahead: bool) -> None:
+    script = [1, 2, 3]
+
+    class Mute(WatchedEngine):
+        def __init__(self, config: EngineConfig) -> None:
+            super().__init__(config, sampler=ScriptedSampler({0: [*script, POISON, *script], 1: script * 3}))
+            decode = self._finish._decode
+
+            def refusing(ids: Sequence[int]) -> str:
+                assert POISON not in ids, "a bad token"
+                return decode(ids)
+
+            self._finish._decode = refusing
+
+    async with served(tiny, open_engine=Mute, lookahead=lookahead) as service:
+        for _ in range(3):
+            alone = await service.answer(COMPLETIONS, body(1) | {"seed": 1, "max_tokens": 9})
+            bad, good = await asyncio.gather(
+                service.post(COMPLETIONS, body(1) | {"seed": 0}),
+                service.answer(COMPLETIONS, body(1) | {"seed": 1, "max_tokens": 9}),
+            )
+            assert bad.status_code == 500
+            assert good["choices"] == alone["choices"]
 
 
 async def test_failures_with_a_success_between_them_end_nothing(tiny: Path) -> None:
@@ -99,8 +133,8 @@ async def test_those_who_wait_hear_of_the_end(tiny: Path) -> None:
 async def test_a_loop_that_breaks_in_itself_says_so(tiny: Path) -> None:
     gone = asyncio.Event()
     async with served(tiny, open_engine=Dying, on_fault=lambda fault: gone.set()) as service:
-        response = await asyncio.wait_for(service.post(COMPLETIONS, body(1, POISON)), PATIENCE_S)
-        assert response.status_code >= 500
+        response = await asyncio.wait_for(service.post(COMPLETIONS, body(1)), PATIENCE_S)
+        assert response.status_code == 503
         await asyncio.wait_for(gone.wait(), PATIENCE_S)
         assert (await service.client.get("/health")).status_code == 503
 

@@ -184,10 +184,15 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
             given[name] = value
         elif name not in NEUTRAL:
             raise RequestError(_unknown(name, known), param=name)
-        elif value not in NEUTRAL[name]:
+        elif not any(_same(value, neutral) for neutral in NEUTRAL[name]):
             accepted = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
             raise RequestError(f"{name} is not supported here; only {accepted} is accepted", param=name)
     return _convert(given, body_type, "")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality as in JSON, where false is not 0."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _unknown(name: str, known: set[str]) -> str:

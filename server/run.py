@@ -99,7 +99,10 @@ def _unix_listener(path: Path) -> socket.socket:
     before = os.umask(0o177)
     try:
         listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     finally:
         os.umask(before)
-    listener.listen(BACKLOG)
     return listener

@@ -25,7 +25,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "https://nowhere.test/p.png
 REFUSED: dict[str, tuple[str, Any, int, str | None, str | None, str]] = {
     "unknown field": (CHAT, HI | {"temprature": 1}, 400, "temprature", None, "did you mean 'temperature'?"),
     "field that nothing is like": (CHAT, HI | {"qqqqq": 1}, 400, "qqqqq", None, "unknown field 'qqqqq'"),
-    "field that does not act": (CHAT, HI | {"logit_bias": {"1": 2}}, 400, "logit_bias", None, "only {}"),
+    "field that does not act": (CHAT, HI | {"modalities": ["audio"]}, 400, "modalities", None, 'only ["text"]'),
     "another dialect's field": (COMPLETIONS, {"prompt": "a"} | HI, 400, "messages", None, "unknown field"),
     "no messages": (CHAT, {}, 400, None, None, "messages"),
     "empty messages": (CHAT, {"messages": []}, 400, "messages", None, "length"),

@@ -28,10 +28,11 @@ TEXT = "Once upon a time there was a small"
 NEIGHBOURS = ("The history of the sea is", "1, 2, 3, 4, 5, 6, 7,", "def quicksort(numbers):")
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
-    "seeded": {
+    "seeded": {  # nothing is left to the defaults, which differ from front to front
         "temperature": 0.8,
         "top_k": 40,
         "top_p": 0.95,
+        "min_p": 0.02,
         "seed": 7,
         "repetition_penalty": 1.1,
         "frequency_penalty": 0.2,

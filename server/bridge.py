@@ -111,6 +111,11 @@ class Bridge:
             raise EngineStopped("the engine ended before the model was loaded")
         return self._loop.model
 
+    @property
+    def capacity(self) -> int:
+        """How many requests may run and wait at once."""
+        return self._loop.capacity
+
     def submit(self, requests: Sequence[Request]) -> Events:
         """Enqueue requests together. Raises QueueFull or EngineStopped."""
         events = Events()

@@ -194,6 +194,22 @@ async def test_choices_are_enqueued_all_or_none(tiny: Path) -> None:
         assert [row for row in service.engine.rows if service.engine.ran(row)] == service.engine.rows[:1]
 
 
+async def test_more_sequences_than_ever_fit_are_the_requests_fault(tiny: Path) -> None:
+    async with served(tiny, parallel=1, max_queue_depth=2) as service:
+        answer = await service.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "n"
+        assert "at most 3" in answer.json()["error"]["message"]
+
+
+async def test_errors_carry_the_requests_id(tiny: Path) -> None:
+    async with served(tiny) as service:
+        for path in (COMPLETIONS, "/nowhere"):
+            answer = await service.post(path, {"nonsense": 1}, headers={"x-request-id": "mine"})
+            assert answer.headers["x-request-id"] == "mine"
+            assert (await service.post(path, {})).headers["x-request-id"]
+
+
 async def test_while_the_model_loads_requests_wait(tiny: Path) -> None:
     loads = threading.Event()
 

@@ -5,6 +5,7 @@ here (`setting_of`). This module knows neither flags nor files.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,6 +56,8 @@ def check_bounds(config: Any) -> None:
         said, value = setting_of(field), getattr(config, field.name)
         if said is None or value is None or isinstance(value, (str, Path, tuple)):
             continue
+        if not math.isfinite(value):
+            raise ConfigError(field.name, f"{field.name} must be a finite number, not {value}")
         if said.minimum is not None and value < said.minimum:
             raise ConfigError(field.name, f"{field.name} must be at least {said.minimum:g}, not {value:g}")
         if said.maximum is not None and value > said.maximum:
@@ -107,6 +110,8 @@ class EngineConfig:
         check_bounds(self)
         if self.parallel == 0:
             raise ConfigError("parallel", "parallel must be -1 (auto) or at least 1, not 0")
+        if self.n_predict == 0:
+            raise ConfigError("n_predict", "n_predict must be -1 (no bound) or at least 1, not 0")
         if self.no_batch and self.parallel > 1:
             raise ConfigError("no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}")
 

@@ -56,6 +56,7 @@ class Engine:
             encode=lambda text, add_special: list(tokenizer.encode(text, add_special_tokens=add_special)),
             decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
             vocab_size=loaded.vocab_size,
+            longest_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
         )
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
@@ -179,6 +180,11 @@ class Engine:
         """Free what `row` holds; a step in flight that still reads it keeps its own references."""
         row.storage = None
 
+    def close(self) -> None:
+        """Drop everything; called on the engine's thread before it ends."""
+        self._in_flight = None
+        leave_thread()
+
     def abandon(self) -> tuple[tuple[Row, ...], list[Event]]:
         """Drop the forward in flight after a fault; its rows, whose state is lost, and all events before it."""
         flying, self._in_flight = self._in_flight, None
@@ -234,6 +240,11 @@ class Engine:
         self._read()
         if following is not None and any(row.finish_reason is None for row in following.rows):
             self._in_flight = following
+
+
+def leave_thread() -> None:
+    """End what MLX keeps for this thread, which aborts the process if it outlives the thread at exit."""
+    mx.clear_streams()
 
 
 def _context_length(of_model: int, asked: int) -> int:

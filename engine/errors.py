@@ -78,9 +78,12 @@ class RequestError(UserError):
 class ContextLengthExceeded(RequestError):
     """The prompt leaves no room in the context for even one new token."""
 
-    def __init__(self, prompt_tokens: int, context_tokens: int, *, param: str = "messages") -> None:
+    def __init__(
+        self, prompt_tokens: int, context_tokens: int, *, param: str = "messages", at_least: bool = False
+    ) -> None:
         super().__init__(
-            f"the prompt has {prompt_tokens} tokens and the context holds {context_tokens}, "
+            f"the prompt has {'at least ' if at_least else ''}{prompt_tokens} tokens and the context holds "
+            f"{context_tokens}, "
             "the prompt and at least one new token included",
             param=param,
         )

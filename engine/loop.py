@@ -45,8 +45,12 @@ class ServedModel:
 def open_engine(config: EngineConfig) -> "Engine":
     """Load MLX and the model; imported this late so that importing the loop costs nothing."""
     with _limits_kept():
-        from engine.engine import Engine
-    return Engine.open(config)
+        from engine.engine import Engine, leave_thread
+    try:
+        return Engine.open(config)
+    except Exception:
+        leave_thread()
+        raise
 
 
 @contextlib.contextmanager
@@ -162,6 +166,8 @@ class EngineLoop:
         except Exception as fault:
             log.exception("the engine's loop broke")
             self._die(EngineStopped(f"the engine's loop broke: {fault!r}"))
+        finally:
+            engine.close()
 
     def _serve(self, engine: "Engine") -> None:
         scheduler = Scheduler(

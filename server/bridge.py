@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
@@ -16,6 +17,9 @@ from engine.loop import EngineLoop, ServedModel, Ticket
 from engine.request import Event, Failed, Output, Request
 
 log = logging.getLogger(__name__)
+
+NUM_TEXT_WORKERS = 2
+T = TypeVar("T")
 
 
 class Events:
@@ -76,6 +80,7 @@ class Bridge:
         self._on_fault = on_fault
         self._loaded = asyncio.Event()
         self._asyncio: asyncio.AbstractEventLoop | None = None
+        self._text_workers = ThreadPoolExecutor(NUM_TEXT_WORKERS, thread_name_prefix="mlxcel-text")
 
     def start(self) -> None:
         """Start loading the model; called on the event loop that will use this."""
@@ -87,9 +92,16 @@ class Bridge:
         self._loop.stop(timeout_s=0)
         self._loaded.set()
 
+    async def text_work(self, work: Callable[[], T]) -> T:
+        """Run what templates and tokenizers have to do, off the event loop; dropped if it was not begun when the
+        caller is cancelled.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._text_workers, work)
+
     async def stop(self) -> None:
         """End everything and wait until the engine has stopped."""
         self.end()
+        self._text_workers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._loop.stop)
 
     @property

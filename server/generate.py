@@ -4,7 +4,6 @@ Render, tokenize, check, enqueue; then a stream of pieces. The unstreamed answer
 Knows no HTTP.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,28 +125,46 @@ class Answer:
 
 
 async def chat_prompt(
+    bridge: Bridge,
     model: ServedModel,
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> Prompted:
-    """Render a conversation and tokenize it, off the event loop."""
+    """Render a conversation and tokenize it, off the event loop. Raises RequestError."""
 
     def render() -> list[int]:
         text = model.template.render(messages, tools=tools, arguments=arguments)
-        return model.tokens.encode(text, False)
+        return _encode(model, text, add_special=False, param="messages")
 
-    return Prompted([await asyncio.to_thread(render)], "messages")
+    return Prompted([await bridge.text_work(render)], "messages")
 
 
-async def text_prompts(model: ServedModel, prompts: Sequence[str | Sequence[int]]) -> Prompted:
-    """Tokenize raw prompts, off the event loop; ids are taken as they are, within the vocabulary."""
+async def text_prompts(
+    bridge: Bridge, model: ServedModel, prompts: Sequence[str | Sequence[int]], *, num_choices: int = 1
+) -> Prompted:
+    """Tokenize raw prompts, off the event loop; ids are taken as they are. Raises RequestError."""
+    _check_count(bridge, len(prompts), num_choices)
 
     def tokenize() -> list[Sequence[int]]:
-        return [model.tokens.encode(prompt, True) if isinstance(prompt, str) else prompt for prompt in prompts]
+        return [
+            _encode(model, prompt, add_special=True, param="prompt") if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
 
-    return Prompted(await asyncio.to_thread(tokenize), "prompt")
+    return Prompted(await bridge.text_work(tokenize), "prompt")
+
+
+def _encode(model: ServedModel, text: str, *, add_special: bool, param: str) -> list[int]:
+    """Tokens of `text`; a text that is too long by its mere size is refused before it costs anything."""
+    try:
+        at_least = model.tokens.at_least(text)
+    except UnicodeEncodeError as fault:
+        raise RequestError(f"{param}: the text holds half a surrogate pair", param=param) from fault
+    if at_least >= model.context_length:
+        raise ContextLengthExceeded(at_least, model.context_length, param=param, at_least=True)
+    return model.tokens.encode(text, add_special)
 
 
 def start(
@@ -168,6 +185,7 @@ def start(
     """
     for token, _ in sampling.logit_bias:
         _check_id(model, token, "logit_bias")
+    _check_count(bridge, len(prompted.ids), num_choices)
     requests = []
     for ids in prompted.ids:
         _check_ids(model, ids, prompted.param)
@@ -175,14 +193,17 @@ def start(
             Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice)
             for choice in range(num_choices)
         ]
-    if len(requests) > bridge.capacity:
+    events = bridge.submit(requests)
+    return Answer(events, sum(len(ids) for ids in prompted.ids), len(requests))
+
+
+def _check_count(bridge: Bridge, num_prompts: int, num_choices: int) -> None:
+    if num_prompts * num_choices > bridge.capacity:
         raise RequestError(
-            f"{len(prompted.ids)} prompts with n = {num_choices} make {len(requests)} sequences; at most "
+            f"{num_prompts} prompts with n = {num_choices} are {num_prompts * num_choices} sequences; at most "
             f"{bridge.capacity} run and wait here",
             param="n",
         )
-    events = bridge.submit(requests)
-    return Answer(events, sum(len(ids) for ids in prompted.ids), len(requests))
 
 
 def _check_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:

@@ -18,9 +18,17 @@ from server.errors import NotSupported
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
+MAX_ECHOED = 100  # characters of a body's names that errors repeat
 
 # Sent by clients as a matter of course, and about nothing that this server does.
 MEANINGLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier"})
+
+# What a template is rendered with belongs to the server, the program that it is above all.
+RESERVED_FOR_TEMPLATES = frozenset({
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize",
+    "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
 
 # Part of the dialects and not acting yet: the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -40,7 +48,7 @@ Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    include_usage: bool = False
+    include_usage: bool | None = None
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -123,8 +131,8 @@ class CalledFunction(msgspec.Struct):
 
 class ToolCall(msgspec.Struct):
     function: CalledFunction
-    type: Literal["function"] = "function"
-    id: str = ""
+    type: Literal["function"] | None = None
+    id: str | None = None
 
 
 class Message(msgspec.Struct):
@@ -150,6 +158,10 @@ class ChatBody(GenerationBody, kw_only=True):
             _check_message(index, message)
         for index, tool in enumerate(self.tools):
             _convert(tool, Tool, f"tools[{index}]")
+        if reserved := sorted(RESERVED_FOR_TEMPLATES & self.chat_template_kwargs.keys()):
+            raise RequestError(
+                f"chat_template_kwargs: {reserved[0]} is not the request's to set", param="chat_template_kwargs"
+            )
         if (
             None not in (self.max_tokens, self.max_completion_tokens)
             and self.max_tokens != self.max_completion_tokens
@@ -202,7 +214,7 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
         if name in known:
             given[name] = value
         elif name not in NEUTRAL:
-            raise RequestError(_unknown(name, known), param=name)
+            raise RequestError(_unknown(name, known), param=name[:MAX_ECHOED])
         elif not any(_same(value, neutral) for neutral in NEUTRAL[name]):
             accepted = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
             raise RequestError(f"{name} is not supported here; only {accepted} is accepted", param=name)
@@ -215,6 +227,7 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 def _unknown(name: str, known: set[str]) -> str:
+    name = name[:MAX_ECHOED]
     near = difflib.get_close_matches(name, known, 1)
     return f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 

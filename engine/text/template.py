@@ -9,6 +9,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from engine.errors import NoChatTemplate, RequestError, TemplateFailed
 
 Message = Mapping[str, Any]
@@ -90,15 +92,16 @@ def _normalized(index: int, message: Message) -> dict[str, Any]:
 
 
 def _normalized_call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(call["function"])
-    arguments = function.get("arguments")
+    function, where = dict(call["function"]), f"messages[{index}].tool_calls"
+    arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
-            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-        except ValueError as fault:
-            where = f"messages[{index}].tool_calls"
+            arguments = msgspec.json.decode(arguments.encode() if arguments.strip() else b"{}")
+        except (ValueError, RecursionError) as fault:
             raise RequestError(f"{where}: the arguments are not JSON: {fault}", param=where) from fault
-    return {**call, "function": function}
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{where}: the arguments must be an object", param=where)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _with_tools_written_out(

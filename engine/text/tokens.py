@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 REPLACEMENT = "\ufffd"  # what decoders put where bytes are not (yet) a character
 PRIME_TOKENS = 6
+MAX_HELD_TOKENS = 8  # more than the bytes of any character: what is still no text by then never will be
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,12 +13,20 @@ class Tokens:
     """A model's tokenizer as two functions. Both are called from several threads.
 
     `encode(text, add_special)` puts a beginning-of-sequence token before the text only if `add_special`;
-    `decode` shows special tokens as they are written.
+    `decode` shows special tokens as they are written. No token stands for more than `longest_bytes` of text.
     """
 
     encode: Callable[[str, bool], list[int]]
     decode: Callable[[Sequence[int]], str]
     vocab_size: int
+    longest_bytes: int
+
+    def at_least(self, text: str) -> int:
+        """A lower bound on the number of tokens of `text`, without the cost of tokenizing it.
+
+        Raises UnicodeEncodeError where `text` holds half a surrogate pair.
+        """
+        return -(-len(text.encode()) // self.longest_bytes)
 
 
 class Detokenizer:
@@ -38,7 +47,8 @@ class Detokenizer:
         """Take one id; return the text it completes, or an empty string."""
         self._window.append(token)
         text = self._fresh()
-        if not text or text.endswith(REPLACEMENT):
+        num_held = len(self._window) - self._shown
+        if not text or (text.endswith(REPLACEMENT) and num_held < MAX_HELD_TOKENS):
             return ""
         self._window = self._window[self._shown :]
         self._shown = len(self._window)

@@ -42,6 +42,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     async def begin() -> Answer:
         model = await service.bridge.model()
         prompted = await chat_prompt(
+            service.bridge,
             model,
             body.messages,
             tools=body.tools if body.tool_choice == "auto" else (),

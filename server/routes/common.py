@@ -16,10 +16,10 @@ from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
 from server.generate import Answer, Finish, Prefilled, Text, Usage
 from server.sse import ClientGone, Comment, EventStream, unless_gone
-from server.validate import Body, GenerationBody, parse
+from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
 MAX_BODY_BYTES = 32 << 20
-_PLAIN_ID = re.compile(r"[\w.:-]{1,128}")
+_PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 Generating = TypeVar("Generating", bound=GenerationBody)
 
@@ -62,6 +62,7 @@ def check_model(service: Service, asked: str) -> None:
     served = (service.config.served_name, service.config.model_id)
     if asked and asked not in served:
         listed = ", ".join(dict.fromkeys(served))
+        asked = asked[:MAX_ECHOED]
         raise UnknownModel(f"the model {asked!r} is not served here; served: {listed}", param="model")
 
 
@@ -123,7 +124,7 @@ async def respond(
     answer: Answer = await unless_gone(request.receive, begin())
     headers = {"x-request-id": dialect.request_id}
     if body.stream:
-        include_usage = body.stream_options is not None and body.stream_options.include_usage
+        include_usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventStream(
             _frames(answer, dialect, include_usage),
             close=answer.close,

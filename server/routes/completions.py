@@ -36,7 +36,7 @@ async def completions(request: Request) -> Response | ASGIApp:
             service.bridge,
             model,
             dialect.request_id,
-            await text_prompts(model, prompts),
+            await text_prompts(service.bridge, model, prompts, num_choices=body.n),
             body.sampling(model.default_sampling),
             max_tokens=body.bound(),
             stop=stop,

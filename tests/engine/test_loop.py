@@ -220,3 +220,21 @@ open_engine(EngineConfig(model=Path({str(folder)!r})))
 assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("round", range(6))
+def test_a_process_that_stops_its_loop_exits_cleanly(folder, round):
+    """MLX aborts a process that ends while a thread that evaluated has only just ended."""
+    program = f"""
+import threading
+from pathlib import Path
+from engine.config import EngineConfig
+from engine.loop import EngineLoop
+from engine.request import Request
+loop, done = EngineLoop(EngineConfig(model=Path({str(folder)!r}))), threading.Event()
+loop.start()
+loop.submit(Request("r", (1, 2, 3), max_tokens=20), lambda e: getattr(e, "finish_reason", None) and done.set())
+assert done.wait({PATIENCE_S})
+loop.stop()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -5,6 +5,7 @@ import json
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -200,6 +201,38 @@ async def test_more_sequences_than_ever_fit_are_the_requests_fault(tiny: Path) -
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "n"
         assert "at most 3" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("key", ["chat_template", "messages", "tools", "tokenize", "add_generation_prompt"])
+async def test_a_client_does_not_bring_its_own_template(tiny: Path, key: str) -> None:
+    async with served(tiny) as service:
+        body = {"messages": [{"role": "user", "content": "hi"}], "chat_template_kwargs": {key: "{{ 1 }}"}}
+        answer = await service.post(CHAT, body)
+        assert answer.status_code == 400
+        assert key in answer.json()["error"]["message"]
+
+
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tiny: Path) -> None:
+    async with served(tiny) as service:
+        tokens = (await service.app.state.service.bridge.model()).tokens
+        with patch.object(type(tokens), "at_least", lambda *_: 5000):
+            answer = await service.post(COMPLETIONS, {"prompt": "a"})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert "at least 5000 tokens" in error["message"]
+
+
+async def test_texts_that_no_tokenizer_takes_are_the_requests_fault(tiny: Path) -> None:
+    surrogate = {"messages": [{"role": "user", "content": "x", "name": "y"}]}
+    async with served(tiny) as service:
+        with patch("engine.text.template.ChatTemplate.render", lambda *_, **__: "\ud800"):
+            assert (await service.post(CHAT, surrogate)).status_code == 400
+
+
+async def test_nested_nulls_are_not_given(tiny: Path) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "stream_options": {"include_usage": None}}
+    async with served(tiny) as service:
+        assert (await service.stream(COMPLETIONS, body)).done
 
 
 async def test_errors_carry_the_requests_id(tiny: Path) -> None:

@@ -47,6 +47,21 @@ def test_arguments_that_are_not_json_name_their_message():
     assert caught.value.param == "messages[1].tool_calls"
 
 
+@pytest.mark.parametrize("arguments", ["{", "[" * 100_000, '{"a": "\\ud800"}', "5", "null", "[]", 5, [1]])
+def test_arguments_that_are_no_object_name_their_message(arguments):
+    call = {"function": {"name": "add", "arguments": arguments}}
+    with pytest.raises(RequestError, match=r"messages\[0\]\.tool_calls"):
+        rendered([{"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize(
+    "function", [{"name": "add"}, {"name": "add", "arguments": None}, {"name": "add", "arguments": ""}]
+)
+def test_arguments_that_are_not_given_are_an_empty_object(function):
+    turn = rendered([{"role": "assistant", "tool_calls": [{"function": function}]}])["turns"][0]
+    assert turn["tool_calls"][0]["function"]["arguments"] == {}
+
+
 def test_tools_and_arguments_reach_a_template_that_knows_them():
     seen = rendered([{"role": "user", "content": "x"}], tools=[TOOL], arguments={"enable_thinking": False})
     assert seen["tools"] == [TOOL]

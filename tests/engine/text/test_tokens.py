@@ -43,6 +43,14 @@ def test_a_leading_space_is_kept(prompt):
     assert "".join(detokenizer.add(token) for token in encode(" Paris")) == " Paris"
 
 
+def test_bytes_that_never_become_text_are_not_held_for_good():
+    detokenizer = Detokenizer(decode)
+    invalid = encode("é")[1:]  # a continuation byte without its beginning
+    shown = "".join(detokenizer.add(token) for token in invalid * 40 + encode("ok"))
+    assert shown.strip(REPLACEMENT) == "ok"
+    assert len(shown) == 42
+
+
 def test_a_token_costs_the_same_at_any_length():
     seen = []
     detokenizer = Detokenizer(lambda ids: seen.append(len(ids)) or decode(ids))

@@ -75,6 +75,7 @@ class SpanLayer:
     def __init__(self, batch: Batch, layers: Sequence[DenseLayer]) -> None:
         self._batch = batch
         self._layers = layers  # of each span's row
+        self._handles: tuple[Handle, Handle] | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -93,7 +94,14 @@ class SpanLayer:
         for place, layer in zip(self._batch.places, self._layers, strict=True):
             span = slice(place.start, place.start + place.count)
             layer.append(_to_sequence(keys[span]), _to_sequence(values[span]))
-        return Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
+        self._handles = Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
+        return self._handles
+
+    def keys_and_values(self) -> tuple["Handle", "Handle"]:
+        """What `update_and_fetch` gave, for layers that share it."""
+        if self._handles is None:
+            raise UnsupportedAttention("a layer shares keys that are not stored yet")
+        return self._handles
 
     def attend(self, queries: mx.array, sdpa: Sdpa, dtype: mx.Dtype, mask: Any, **options: Any) -> mx.array:
         """Attention of `queries` `[T, heads, 1, head_dim]`, each span over its own row's keys and values."""

@@ -90,14 +90,15 @@ class RowsForward:
     """Decode `[B, 1]` over the rows' own state, prompts `[1, n]`.
 
     Recurrent states are stacked for a step and given back. Attention is run by handles or, for models that look at
-    their keys (`gathered`), over keys padded behind and masked.
+    their keys, over keys padded behind and masked; `gathered` is then the number of axes of the scores that the
+    model masks: 4 (row, head, query, key), 5 where heads are in groups, 0 for handles.
     """
 
     name = "rows"
     on_grid = True
     batches = True
 
-    def __init__(self, model: Any, selection: HeadSelection, *, gathered: bool) -> None:
+    def __init__(self, model: Any, selection: HeadSelection, *, gathered: int = 0) -> None:
         self._model = model
         self._selection = selection
         self._gathered = gathered
@@ -121,7 +122,9 @@ class RowsForward:
         batch = Batch(_places(spans))
 
         def attention(layers: Sequence[DenseLayer]) -> GatheredLayer | SpanLayer:
-            return GatheredLayer(layers, batch.positions) if self._gathered else SpanLayer(batch, layers)
+            if self._gathered:
+                return GatheredLayer(layers, batch.positions, num_axes=self._gathered)
+            return SpanLayer(batch, layers)
 
         caches = _views(spans, attention)
         logits = self._model(mx.concatenate([span.ids() for span in spans])[:, None], cache=caches)[:, -1, :]

@@ -25,8 +25,9 @@ Make = Callable[[Any, HeadSelection], Forward]
 
 MODES: dict[str, Make] = {
     "spans": SpansForward,
-    "rows": lambda model, selection: RowsForward(model, selection, gathered=False),
-    "rows, keys gathered": lambda model, selection: RowsForward(model, selection, gathered=True),
+    "rows": RowsForward,
+    "rows, keys gathered": lambda model, selection: RowsForward(model, selection, gathered=4),
+    "rows, keys gathered by group": lambda model, selection: RowsForward(model, selection, gathered=5),
     "alone": AloneForward,
 }
 
@@ -48,7 +49,7 @@ def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
     started_s = time.perf_counter()
     reference = _run(alone, vocab_size, together=False)
     tokens_per_s = _NUM_TOKENS / (time.perf_counter() - started_s)
-    refusals = []
+    refusals: dict[str, list[str]] = {}
     for mode, make in MODES.items():
         if mode == "alone":
             break
@@ -56,14 +57,23 @@ def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
             forward = make(model, selection)
             worst = _difference(_run(forward, vocab_size, together=True), reference)
         except Exception as fault:  # noqa: BLE001 - a model's code may raise anything; the verdict says what
-            refusals.append(f"{mode}: {_first_line(fault)}")
+            refusals.setdefault(_first_sentence(fault), []).append(mode)
             continue
         if worst <= TOLERANCE.get(reference.dtype, TOLERANCE_HALF):
             exactly = "exactly" if worst == 0 else f"within {worst:.0e}"
             agrees = f"rows together equal each alone {exactly}"
-            return forward, Verdict(mode, "; ".join([agrees, *refusals]), tokens_per_s)
-        refusals.append(f"{mode}: rows together differ from each alone by {worst:.0e}")
-    return alone, Verdict("alone", "; ".join(refusals), tokens_per_s)
+            return forward, Verdict(mode, "; ".join([agrees, *_told(refusals)]), tokens_per_s)
+        refusals.setdefault(f"rows together differ from each alone by {worst:.0e}", []).append(mode)
+    return alone, Verdict("alone", "; ".join(_told(refusals)), tokens_per_s)
+
+
+def _told(refusals: dict[str, list[str]]) -> list[str]:
+    """Each reason once, behind the modes that it refuses."""
+    batching = len(MODES) - 1
+    return [
+        f"{'all others' if len(modes) == batching else ' / '.join(modes)}: {reason}"
+        for reason, modes in refusals.items()
+    ]
 
 
 def forward_of(model: Any, vocab_size: int, verdict: Verdict) -> Forward:
@@ -80,7 +90,8 @@ class Verdicts:
     def find(self, checkpoint: Path) -> Verdict | None:
         try:
             said = json.loads(self._file(checkpoint).read_text())
-            return Verdict(str(said["mode"]), str(said["reason"]), float(said["tokens_per_s"]))
+            verdict = Verdict(str(said["mode"]), str(said["reason"]), float(said["tokens_per_s"]))
+            return verdict if verdict.mode in MODES else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -136,5 +147,5 @@ def _largest(array: mx.array) -> float:
     return float(mx.abs(array.astype(mx.float32)).max().item())  # type: ignore[arg-type]
 
 
-def _first_line(fault: Exception) -> str:
-    return (str(fault) or type(fault).__name__).splitlines()[0][:120]
+def _first_sentence(fault: Exception) -> str:
+    return (str(fault) or type(fault).__name__).splitlines()[0].split(". ")[0].rstrip(".")[:120]

@@ -69,7 +69,15 @@ class WindowMask:
     window: int
 
 
-class SpanLayer:
+class AttentionView:
+    """What a model finds in place of one layer's cache. There are no arrays in it to read or to put others in."""
+
+    @property
+    def keys(self) -> mx.array:
+        raise UnsupportedAttention("the model reads its cache's arrays itself")
+
+
+class SpanLayer(AttentionView):
     """One layer's cache as the model sees it, for one forward."""
 
     def __init__(self, batch: Batch, layers: Sequence[DenseLayer]) -> None:
@@ -134,6 +142,9 @@ class Handle:
 
     def astype(self, dtype: mx.Dtype) -> "Handle":
         return Handle(self.layer, self.shape, dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedAttention(f"the model asks for {name} of its keys")
 
 
 def dispatching(sdpa: Sdpa) -> Sdpa:

@@ -19,9 +19,11 @@ class LayerKind:
     @property
     def is_attention(self) -> bool:
         """Whether plain keys and values are all that the layer keeps."""
+        if self.name == "list":
+            return all(part.is_attention for part in self.parts)
         return self.name in ("full", "window")
 
     @property
     def is_known(self) -> bool:
         """Whether the layer's state can be kept outside mlx-lm's own caches."""
-        return all(part.is_known for part in self.parts) if self.name == "list" else self.name != "other"
+        return self.name != "other" and all(part.is_known for part in self.parts)

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache import adapter
+from engine.cache.attend import AttentionView
 from engine.cache.rows import DenseLayer, Layer, ListLayer, StateLayer
 
 
@@ -36,11 +37,15 @@ def keep_states_of(view: Any, layers: Sequence[Layer]) -> None:
         adapter.keep_states(view, [layer for layer in layers if isinstance(layer, StateLayer)])
 
 
-class GatheredLayer:
-    """One layer's keys and values of B rows, each with one new token: `[B, heads, longest, head_dim]`."""
+class GatheredLayer(AttentionView):
+    """One layer's keys and values of B rows, each with one new token: `[B, heads, longest, head_dim]`.
 
-    def __init__(self, layers: Sequence[DenseLayer], positions: mx.array) -> None:
+    `num_axes` are those of the scores that the model masks: rows first, keys last.
+    """
+
+    def __init__(self, layers: Sequence[DenseLayer], positions: mx.array, *, num_axes: int) -> None:
         self._layers = layers
+        self._num_axes = num_axes
         self.offset = positions
         self._seen = [_seen(layer, layer.length + 1) for layer in layers]
         self._keys: mx.array | None = None
@@ -49,7 +54,7 @@ class GatheredLayer:
     def make_mask(
         self, num_queries: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Which of the gathered keys each row sees: bool `[B, 1, 1, longest]`, or None where all see all."""
+        """Which of the gathered keys each row sees: bool `[B, 1, …, longest]`, or None where all see all."""
         assert num_queries == 1, "gathered rows have one new token each"
         if not window_size and len(set(self._seen)) == 1:
             return None
@@ -58,7 +63,7 @@ class GatheredLayer:
         mask = keys < seen
         if window_size:
             mask = mask & (keys >= seen - window_size)
-        return mask[:, None, None, :]
+        return mask.reshape(len(self._seen), *[1] * (self._num_axes - 2), -1)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Store each row's new token and gather what each row sees."""
@@ -76,7 +81,7 @@ class GatheredLayer:
         return self._keys, self._values
 
 
-class SequenceLayer:
+class SequenceLayer(AttentionView):
     """One layer's keys and values of one row, which takes its next tokens: `[1, heads, n, head_dim]`."""
 
     def __init__(self, layer: DenseLayer) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.direct import DirectEngine
 from engine.engine import Engine
+from engine.model.load import LoadedModel
 from engine.plan import Piece
 from engine.request import Request, Row, Sampling
 from engine.sample.chain import sample
@@ -15,9 +16,12 @@ from engine.sample.chain import sample
 class Watched:
     """An engine whose logits are kept, by the key of the draw they served."""
 
-    def __init__(self, path: Path, **config) -> None:
+    def __init__(self, model: Path | LoadedModel, **config) -> None:
         self.logits: dict[tuple[int, int], np.ndarray] = {}
-        self.engine = Engine.open(EngineConfig(model=path, **config))
+        if isinstance(model, Path):
+            self.engine = Engine.open(EngineConfig(model=model, **config))
+        else:
+            self.engine = Engine(model, EngineConfig(model=Path("in memory"), **config))
         self.engine._sample = self._keep
 
     def _keep(self, logits, draws):

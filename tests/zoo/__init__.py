@@ -6,6 +6,8 @@ short enough to be left, and what the probe is expected to say of it.
 
 import functools
 import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -15,7 +17,7 @@ from engine.kernels import portable
 from engine.model.load import LoadedModel
 from engine.model.store import default_home
 from tests.engines import Watched
-from tests.tiny import VOCAB_SIZE
+from tests.tiny import END_OF_TURN, VOCAB_SIZE, write_tokenizer
 from tests.zoo.family import WINDOW, Family
 from tests.zoo.named import NAMED
 from tests.zoo.others import OTHERS
@@ -110,17 +112,30 @@ class _Bytes:
         return bytes(token % 256 for token in ids).decode(errors="replace")
 
 
-def zoo_model(name: str, *, seed: int = 0, **overrides: Any) -> Any:
-    """A model of the family, evaluated; what follows a comma in its name says which variant.
-
-    The same seed gives the same weights.
-    """
-    said, module_name = ZOO[name].config | overrides, name.partition(",")[0]
-    common = COMMON | {"model_type": module_name}
-    config = common | said
+def zoo_config(name: str) -> dict[str, Any]:
+    """The family's whole configuration; what follows a comma in its name says which variant."""
+    said = ZOO[name].config
+    common = COMMON | {"model_type": name.partition(",")[0]}
     if "text_config" in said:
-        config["text_config"] = common | said["text_config"]
-    module = importlib.import_module(f"mlx_lm.models.{module_name}")
+        said = said | {"text_config": common | said["text_config"]}
+    return common | said
+
+
+def write_zoo(folder: Path, name: str) -> Path:
+    """A complete checkpoint folder of the family, with the tokenizer and the template of `tests.tiny`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = dict(tree_flatten(zoo_model(name).parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    said = {key: value for key, value in zoo_config(name).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(said | {"eos_token_id": END_OF_TURN}))
+    write_tokenizer(folder)
+    return folder
+
+
+def zoo_model(name: str, *, seed: int = 0, **overrides: Any) -> Any:
+    """A model of the family, evaluated. The same seed gives the same weights."""
+    config = zoo_config(name) | overrides
+    module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     mx.random.seed(seed)
     model = module.Model(module.ModelArgs.from_dict(config))
     keys = mx.random.split(mx.random.key(seed), 2000)

@@ -26,8 +26,8 @@ class Cut:
     tolerance: float | None = 1e-5
 
 
-SCAN = Cut("a state-space scan over several tokens adds up in chunks, over one it does not")
-LATENT = Cut("latent attention has a shorter way for one token")
+SCAN = Cut("the state-space scan adds several tokens up in chunks")
+LATENT = Cut("latent attention takes a shorter way for one token")
 DYNAMIC = Cut("the rotary base follows the last position of a piece", None)
 
 

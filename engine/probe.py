@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.adapter import HeadSelection, select_before_head
+from engine.errors import ModelError
 from engine.forward import AloneForward, Forward, RowsForward, Span, SpansForward
 
 TOLERANCE = {mx.float32: 1e-4}
@@ -42,10 +43,13 @@ class Verdict:
 
 
 def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
-    """Try the modes in their order."""
+    """Try the modes in their order. Raises ModelError for a model that cannot even be run one row at a time."""
     selection = select_before_head(model, vocab_size)
     alone = AloneForward(model, selection)
-    _run(alone, vocab_size, together=False)  # compiles what has to be compiled
+    try:
+        _run(alone, vocab_size, together=False)  # compiles what has to be compiled
+    except Exception as fault:
+        raise ModelError(f"the model cannot be run here: {_first_sentence(fault)}") from fault
     started_s = time.perf_counter()
     reference = _run(alone, vocab_size, together=False)
     tokens_per_s = _NUM_TOKENS / (time.perf_counter() - started_s)

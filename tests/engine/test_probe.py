@@ -10,6 +10,7 @@ from engine import probe as probing
 from engine.cache import adapter
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.errors import ModelError
 from engine.forward import Span
 from engine.probe import MODES, Verdict, Verdicts, forward_of, probe
 from tests.tiny import VOCAB_SIZE, write_checkpoint
@@ -106,6 +107,15 @@ def test_a_kept_verdict_gives_the_same_forward(tmp_path, family):
 def test_every_mode_can_be_taken_up_again(tmp_path, mode):
     model = load_model(write_checkpoint(tmp_path / "model"))[0]
     assert mode.startswith(forward_of(model, VOCAB_SIZE, Verdict(mode, "", 1.0)).name)
+
+
+def test_a_model_that_cannot_be_run_at_all_is_a_model_error(checkpoint, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("[metal_kernel] No Metal back-end.")
+
+    monkeypatch.setattr("mlx_lm.models.llama.MLP.__call__", fail)
+    with pytest.raises(ModelError, match=r"cannot be run here: \[metal_kernel\] No Metal back-end"):
+        probe(load_model(checkpoint)[0], VOCAB_SIZE)
 
 
 def test_the_second_start_does_not_probe(checkpoint, tmp_path, monkeypatch):

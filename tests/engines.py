@@ -9,19 +9,21 @@ from engine.direct import DirectEngine
 from engine.engine import Engine
 from engine.model.load import LoadedModel
 from engine.plan import Piece
+from engine.probe import Verdict
 from engine.request import Request, Row, Sampling
 from engine.sample.chain import sample
 
 
 class Watched:
-    """An engine whose logits are kept, by the key of the draw they served."""
+    """An engine whose logits are kept, by the key of the draw they served. `mode` takes the place of the probe."""
 
-    def __init__(self, model: Path | LoadedModel, **config) -> None:
+    def __init__(self, model: Path | LoadedModel, *, mode: str | None = None, **config) -> None:
         self.logits: dict[tuple[int, int], np.ndarray] = {}
         if isinstance(model, Path):
             self.engine = Engine.open(EngineConfig(model=model, **config))
         else:
-            self.engine = Engine(model, EngineConfig(model=Path("in memory"), **config))
+            verdict = None if mode is None else Verdict(mode, "as the test says", 1000.0)
+            self.engine = Engine(model, EngineConfig(model=Path("in memory"), **config), verdict=verdict)
         self.engine._sample = self._keep
 
     def _keep(self, logits, draws):

@@ -87,3 +87,33 @@ def test_mlx_lm_says_the_same(watched, name, family):
         prompt = [int(theirs[index].argmax())]
         assert prompt == tokens[index : index + 1]
     assert_close(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["rows", "rows, keys gathered"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3n", "gemma4_text", "gpt_oss", "mimo_v2_flash", "hunyuan", "plamo2"]
+)
+def test_families_that_could_run_in_several_modes_are_the_same_in_all(name, mode):
+    """Shared keys, windows and sinks, in modes that the probe did not have to try."""
+    alone, rows = zoo_engine(name, "alone"), zoo_engine(name, mode)
+    requests = {step: alone.request(f"{step}", length, 8, seed=step) for step, length in JOINS.items()}
+    alone.logits.clear()
+    tokens = [alone.alone(request) for request in requests.values()]
+    rows.logits.clear()
+    assert [row.output for row in rows.together(requests)] == tokens
+    assert_close(rows.logits, alone.logits, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "mimo_v2_flash", "recurrent_gemma", "baichuan_m1", "gear"])
+def test_windows_hold_where_storage_has_moved_its_keys(name):
+    """Beyond the 256 tokens of a buffer, which a window's layer fills again from the front."""
+    alone, watched = zoo_engine(name, "alone"), zoo_engine(name)
+    request = watched.request("long", 280, 6, seed=11)
+    alone.logits.clear()
+    tokens = alone.alone(request)
+    for size in (100, 255, 1000):
+        watched.logits.clear()
+        row = watched.engine.submit(request)
+        watched.store(row, size)
+        assert watched.finish(row) == tokens
+        assert_close(watched.logits, alone.logits, 1e-5)

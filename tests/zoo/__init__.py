@@ -83,8 +83,11 @@ COMMON: dict[str, Any] = {
 
 
 @functools.cache
-def zoo_engine(name: str) -> Watched:
-    """An engine over the family's model, made once: bytes for tokens, no end of sequence, no chat template."""
+def zoo_engine(name: str, mode: str | None = None) -> Watched:
+    """An engine over the family's model, made once: bytes for tokens, no end of sequence, no chat template.
+
+    It runs in `mode`, or in the one that the probe finds.
+    """
     portable.prepare(default_home() / "kernels")
     loaded = LoadedModel(
         model=zoo_model(name),
@@ -97,7 +100,7 @@ def zoo_engine(name: str) -> Watched:
         weight_bytes=0,
         notes=(),
     )
-    return Watched(loaded)
+    return Watched(loaded, mode=mode)
 
 
 class _Bytes:

@@ -118,8 +118,7 @@ def test_a_model_that_cannot_be_run_at_all_is_a_model_error(checkpoint, monkeypa
         probe(load_model(checkpoint)[0], VOCAB_SIZE)
 
 
-def test_the_second_start_does_not_probe(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("MLXCEL_HOME", str(tmp_path / "home"))
+def test_the_second_start_does_not_probe(checkpoint, monkeypatch):
     first = Engine.open(EngineConfig(model=checkpoint))
     monkeypatch.setattr("engine.engine.probe", None)
     second = Engine.open(EngineConfig(model=checkpoint))

@@ -42,8 +42,8 @@ found for the model at hand.
 - **storage**: what a row keeps in its layers: `full` (every key and value), `window` (the last ones), `state`
   (recurrent), or the name of the mlx-lm cache that keeps it.
 - **cut = whole**: how a prompt stored in pieces compares with the same one stored at once: logits relative to
-  the largest, with the same tokens. Where it says more than "same bits", prompts are cut at fixed positions.
-  Rows together and each row alone give the same bits in every family.
+  the largest, with the same tokens. Outside `spans` prompts are cut at fixed positions, so that it does not
+  matter. Rows together and each row alone give the same bits in every family.
 - **refused**: the modes tried before, and why the model cannot be run in them.
 
 Not here: `bitnet` and `muse_spark` (their kernels need Metal), `olmo` (needs a package of its own), `phi3small`

@@ -15,11 +15,12 @@ from engine.cache import adapter
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ContextLengthExceeded, StepFailed
 from engine.finish import FinishStep
-from engine.forward import Span, choose_forward
+from engine.forward import Span
 from engine.kernels import portable
 from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
 from engine.plan import Piece, PrefillPlan, Tick
+from engine.probe import Verdict, Verdicts, forward_of, probe
 from engine.request import Event, Failed, Progress, Request, Row, Sampling
 from engine.sample.chain import sample
 from engine.sample.state import Draw, draw_of
@@ -41,9 +42,19 @@ class _InFlight:
 
 
 class Engine:
-    """One model that continues rows. `sampler` is the sampler step; tests put a script in its place."""
+    """One model that continues rows. `verdict` is an earlier probe's, if there was one.
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, sampler: Sampler = sample) -> None:
+    `sampler` is the sampler step; tests put a script in its place.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        *,
+        verdict: Verdict | None = None,
+        sampler: Sampler = sample,
+    ) -> None:
         adapter.self_test()
         adapter.install_attention()
         self.config = config
@@ -60,16 +71,18 @@ class Engine:
         )
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
-        verdict = choose_forward(loaded.model, loaded.vocab_size)
-        self._forward = verdict.forward
-        self.tokens_per_s = verdict.tokens_per_s
-        self.num_slots = config.num_slots(batches=verdict.forward.batches)
+        if verdict is None:
+            self._forward, verdict = probe(loaded.model, loaded.vocab_size)
+        else:
+            self._forward = forward_of(loaded.model, loaded.vocab_size, verdict)
+        self.verdict = verdict
+        self.num_slots = config.num_slots(batches=self._forward.batches)
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
         self._events: list[Event] = []
         self.notes = (
             *loaded.notes,
-            f"decode path: {verdict.forward.name} ({verdict.reason})",
+            f"decode path: {verdict.mode} ({verdict.reason})",
             f"context: {self.context_length} tokens, slots: {self.num_slots}",
         )
 
@@ -78,13 +91,17 @@ class Engine:
         """Load the checkpoint that `config` names. Raises ModelError and ConfigError."""
         kernels = portable.prepare(default_home() / "kernels")
         loaded = load(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
-        engine = cls(loaded, config)
+        verdicts = Verdicts(default_home() / "probes")
+        known = verdicts.find(config.model)
+        engine = cls(loaded, config, verdict=known)
+        if known is None:
+            verdicts.keep(config.model, engine.verdict)
         engine.notes = (kernels, *engine.notes)
         return engine
 
     @property
     def mode(self) -> str:
-        """How a batch runs: `spans` or `alone`."""
+        """How a batch runs: `spans`, `rows` or `alone`."""
         return self._forward.name
 
     def plan(self) -> PrefillPlan:
@@ -92,7 +109,7 @@ class Engine:
         return PrefillPlan(
             fixed_tokens=self.config.prefill_chunk_size,
             on_grid=self._forward.on_grid,
-            tokens_per_s=self.tokens_per_s,
+            tokens_per_s=self.verdict.tokens_per_s,
         )
 
     def submit(self, request: Request) -> Row:

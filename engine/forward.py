@@ -1,22 +1,25 @@
-"""The one forward, over spans, in the mode that the model allows; the mode is found by trying it at load.
+"""The one forward, over spans, in the mode that the model allows (`probe.py` finds which).
 
 `spans`: all tokens of all rows are rows of one model call, and attention regroups them (`cache/attend.py`).
+`rows`: one new token of each row in one call over the rows' own state; prompts run one row per call.
 `alone`: one call per row with mlx-lm's own caches, evaluated together; works for every family.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
 
-from engine.cache.adapter import HeadSelection, SequenceStorage, layer_kinds, select_before_head
+from engine.cache.adapter import HeadSelection, SequenceStorage, layer_kinds
 from engine.cache.attend import Batch, Place, SpanLayer
-from engine.cache.rows import DenseStorage, RowStorage
+from engine.cache.kinds import LayerKind
+from engine.cache.rows import DenseLayer, DenseStorage, RowStorage
+from engine.cache.views import GatheredLayer, SequenceLayer, keep_states_of, view_of
 
-PROBE_TOLERANCE = {mx.float32: 1e-3}
-PROBE_TOLERANCE_HALF = 5e-2
+
+class ModeUnfit(Exception):
+    """The model's layers keep something that this mode cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +68,79 @@ class SpansForward:
         self._model = model
         self._selection = selection
         self._kinds = layer_kinds(model)
-        strangers = {kind.cache_class for kind in self._kinds if not kind.is_attention}
-        if strangers:
-            raise ValueError(f"layers keep {', '.join(sorted(strangers))}")
+        _refuse(self._kinds, lambda kind: kind.is_attention)
 
     def open(self) -> DenseStorage:
         return DenseStorage(self._kinds)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
-        places, start = [], 0
-        for span in spans:
-            places.append(Place(start, span.count, span.storage.length))
-            start += span.count
-        batch = Batch(places)
-        caches = [SpanLayer(batch, [span.storage.layers[i] for span in spans]) for i in range(len(self._kinds))]
+        batch = Batch(_places(spans))
+        caches = _views(spans, lambda layers: SpanLayer(batch, layers))
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
-        ends = [place.start + place.count - 1 for place, span in zip(places, spans, strict=True) if span.sample]
+        ends = [
+            place.start + place.count - 1 for place, span in zip(batch.places, spans, strict=True) if span.sample
+        ]
         with self._selection.of(ends, axis=0):
             logits: mx.array = self._model(ids, cache=caches)
-        for span in spans:
-            span.storage.length += span.count
+        _advance(spans)
         return _only(logits[:, -1, :], ends)
+
+
+class RowsForward:
+    """Decode `[B, 1]` over the rows' own state, prompts `[1, n]`.
+
+    Recurrent states are stacked for a step and given back. Attention is run by handles or, for models that look at
+    their keys, over keys padded behind and masked; `gathered` is then the number of axes of the scores that the
+    model masks: 4 (row, head, query, key), 5 where heads are in groups, 0 for handles.
+    """
+
+    name = "rows"
+    on_grid = True
+    batches = True
+
+    def __init__(self, model: Any, selection: HeadSelection, *, gathered: int = 0) -> None:
+        self._model = model
+        self._selection = selection
+        self._gathered = gathered
+        self._kinds = layer_kinds(model)
+        _refuse(self._kinds, lambda kind: kind.is_known)
+
+    def open(self) -> DenseStorage:
+        return DenseStorage(self._kinds)
+
+    def run(self, spans: Sequence[Span]) -> mx.array:
+        together = [span for span in spans if span.count == 1 and span.storage.length > 0]
+        logits = dict(zip(map(id, together), self._decode(together), strict=True)) if together else {}
+        for span in spans:
+            if id(span) not in logits:
+                logits[id(span)] = self._prefill(span)
+        wanted = [logits[id(span)] for span in spans if span.sample]
+        return mx.concatenate(wanted) if wanted else mx.zeros((0, 1))
+
+    def _decode(self, spans: Sequence[Span]) -> list[mx.array]:
+        """Logits `[1, vocab]` of each span."""
+        batch = Batch(_places(spans))
+
+        def attention(layers: Sequence[DenseLayer]) -> GatheredLayer | SpanLayer:
+            if self._gathered:
+                return GatheredLayer(layers, batch.positions, num_axes=self._gathered)
+            return SpanLayer(batch, layers)
+
+        caches = _views(spans, attention)
+        logits = self._model(mx.concatenate([span.ids() for span in spans])[:, None], cache=caches)[:, -1, :]
+        _keep(caches, spans)
+        _advance(spans)
+        return [logits[i : i + 1] for i in range(len(spans))]
+
+    def _prefill(self, span: Span) -> mx.array:
+        """Logits `[1, vocab]` of the span's last token, if they are wanted."""
+        caches = _views([span], lambda layers: SequenceLayer(layers[0]))
+        last = [span.count - 1] if span.sample else []
+        with self._selection.of(last, axis=1):
+            logits: mx.array = self._model(span.ids()[None], cache=caches)[0]
+        _keep(caches, [span])
+        _advance([span])
+        return _only(logits, last)
 
 
 class AloneForward:
@@ -113,54 +168,36 @@ class AloneForward:
         return mx.concatenate(logits, axis=0)
 
 
+def _refuse(kinds: Sequence[LayerKind], fits: Callable[[LayerKind], bool]) -> None:
+    strangers = {kind.cache_class for kind in kinds if not fits(kind)}
+    if strangers:
+        raise ModeUnfit(f"layers keep {', '.join(sorted(strangers))}")
+
+
+def _places(spans: Sequence[Span]) -> list[Place]:
+    places, start = [], 0
+    for span in spans:
+        places.append(Place(start, span.count, span.storage.length))
+        start += span.count
+    return places
+
+
+def _views(spans: Sequence[Span], attention: Callable[[Sequence[DenseLayer]], Any]) -> list[Any]:
+    """The model's cache list over the layers of the spans' rows."""
+    return [view_of(layers, attention) for layers in zip(*(span.storage.layers for span in spans), strict=True)]
+
+
+def _keep(views: Sequence[Any], spans: Sequence[Span]) -> None:
+    """Give recurrent states back to their rows."""
+    for view, layers in zip(views, zip(*(span.storage.layers for span in spans), strict=True), strict=True):
+        keep_states_of(view, layers)
+
+
+def _advance(spans: Sequence[Span]) -> None:
+    for span in spans:
+        span.storage.length += span.count
+
+
 def _only(logits: mx.array, wanted: Sequence[int]) -> mx.array:
     """The wanted rows of `[n, vocab]`, where the model's head was not found and ran on every token."""
     return logits if logits.shape[0] == len(wanted) else logits[mx.array(list(wanted), mx.int32)]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The mode chosen, why, and the prefill rate seen while trying."""
-
-    forward: Forward
-    reason: str
-    tokens_per_s: float
-
-
-def choose_forward(model: Any, vocab_size: int) -> Verdict:
-    """Run two short rows together in `spans` and each alone; `spans` wins if the logits agree."""
-    selection = select_before_head(model, vocab_size)
-    alone = AloneForward(model, selection)
-    started_s = time.perf_counter()
-    reference = _probe(alone, vocab_size, together=False)
-    tokens_per_s = _PROBE_TOKENS / (time.perf_counter() - started_s)
-    try:
-        spans = SpansForward(model, selection)
-        together = _probe(spans, vocab_size, together=True)
-    except Exception as fault:  # noqa: BLE001 - a model's code may raise anything; the verdict says what
-        return Verdict(alone, f"spans: {fault}", tokens_per_s)
-    worst = _largest(together - reference) / max(_largest(reference), 1e-9)
-    if not worst <= PROBE_TOLERANCE.get(reference.dtype, PROBE_TOLERANCE_HALF):
-        return Verdict(alone, f"spans: two rows together differ from each alone by {worst:.1e}", tokens_per_s)
-    exactly = "exactly" if worst == 0 else f"within {worst:.1e}"
-    return Verdict(spans, f"two rows together equal each alone {exactly}", tokens_per_s)
-
-
-def _largest(array: mx.array) -> float:
-    return float(mx.abs(array).max().item())  # type: ignore[arg-type]
-
-
-_PROBE_LENGTHS = (2, 4)
-_PROBE_TOKENS = sum(_PROBE_LENGTHS) + 1
-
-
-def _probe(forward: Forward, vocab_size: int, *, together: bool) -> mx.array:
-    """Logits of two rows: the first one's prompt, then its first step beside the other one's prompt."""
-    short, long = ([(7 * i + n) % vocab_size for i in range(n)] for n in _PROBE_LENGTHS)
-    first, second = forward.open(), forward.open()
-    logits = [forward.run([Span(first, short, sample=True)])]
-    steps = [Span(first, [11 % vocab_size], sample=True), Span(second, long, sample=True)]
-    logits += [forward.run(steps)] if together else [forward.run([span]) for span in steps]
-    result = mx.concatenate(logits, axis=0)
-    mx.eval(result)
-    return result

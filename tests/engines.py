@@ -7,17 +7,23 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.direct import DirectEngine
 from engine.engine import Engine
+from engine.model.load import LoadedModel
 from engine.plan import Piece
+from engine.probe import Verdict
 from engine.request import Request, Row, Sampling
 from engine.sample.chain import sample
 
 
 class Watched:
-    """An engine whose logits are kept, by the key of the draw they served."""
+    """An engine whose logits are kept, by the key of the draw they served. `mode` takes the place of the probe."""
 
-    def __init__(self, path: Path, **config) -> None:
+    def __init__(self, model: Path | LoadedModel, *, mode: str | None = None, **config) -> None:
         self.logits: dict[tuple[int, int], np.ndarray] = {}
-        self.engine = Engine.open(EngineConfig(model=path, **config))
+        if isinstance(model, Path):
+            self.engine = Engine.open(EngineConfig(model=model, **config))
+        else:
+            verdict = None if mode is None else Verdict(mode, "as the test says", 1000.0)
+            self.engine = Engine(model, EngineConfig(model=Path("in memory"), **config), verdict=verdict)
         self.engine._sample = self._keep
 
     def _keep(self, logits, draws):

@@ -10,10 +10,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache, make_prompt_cache
 
 from engine.cache.attend import dispatching
 from engine.cache.kinds import LayerKind
+from engine.cache.rows import StateLayer
 
 
 def layer_kinds(model: Any) -> list[LayerKind]:
@@ -27,7 +28,33 @@ def _kind(cache: Any) -> LayerKind:
         return LayerKind("full", cache_class=name)
     if type(cache) is RotatingKVCache and cache.keep == 0:
         return LayerKind("window", window=cache.max_size, cache_class=name)
+    if type(cache) is ArraysCache:
+        return LayerKind("state", size=len(cache.cache), cache_class=name)
+    if type(cache) is CacheList:
+        return LayerKind("list", parts=tuple(map(_kind, cache.caches)), cache_class=name)
     return LayerKind("other", cache_class=name)
+
+
+def state_view(states: Sequence[StateLayer]) -> ArraysCache:
+    """The recurrent states of B rows as the model expects them: each entry `[B, ...]`."""
+    view = ArraysCache(len(states[0].entries))
+    for number, entries in enumerate(zip(*(state.entries for state in states), strict=True)):
+        if all(entry is not None for entry in entries):
+            view[number] = mx.concatenate(list(entries)) if len(entries) > 1 else entries[0]
+    return view
+
+
+def keep_states(view: ArraysCache, states: Sequence[StateLayer]) -> None:
+    """Give each row its part of what the model left in `view`."""
+    for number in range(len(states[0].entries)):
+        entry = view[number]
+        for row, state in enumerate(states):
+            state.entries[number] = None if entry is None else entry[row : row + 1]
+
+
+def list_view(views: Sequence[Any]) -> CacheList:
+    """Several views as the one entry that the model expects."""
+    return CacheList(*views)
 
 
 class SequenceStorage:
@@ -107,3 +134,8 @@ def self_test() -> None:
     assert any(isinstance(leaf, mx.array) for leaf in cache.state), "KVCache.state holds its arrays"
     window = RotatingKVCache(max_size=3)
     assert (window.max_size, window.keep) == (3, 0), "RotatingKVCache names its window `max_size`"
+    state = ArraysCache(2)
+    state[1] = mx.zeros((1,))
+    assert state[0] is None, "a new ArraysCache is empty"
+    assert state.make_mask(3) is None, "ArraysCache masks nothing where no lengths are given"
+    assert CacheList(cache, state)[1] is state, "CacheList gives its parts by index"

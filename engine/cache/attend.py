@@ -69,12 +69,21 @@ class WindowMask:
     window: int
 
 
-class SpanLayer:
+class AttentionView:
+    """What a model finds in place of one layer's cache. There are no arrays in it to read or to put others in."""
+
+    @property
+    def keys(self) -> mx.array:
+        raise UnsupportedAttention("the model reads its cache's arrays itself")
+
+
+class SpanLayer(AttentionView):
     """One layer's cache as the model sees it, for one forward."""
 
     def __init__(self, batch: Batch, layers: Sequence[DenseLayer]) -> None:
         self._batch = batch
         self._layers = layers  # of each span's row
+        self._handles: tuple[Handle, Handle] | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -93,7 +102,14 @@ class SpanLayer:
         for place, layer in zip(self._batch.places, self._layers, strict=True):
             span = slice(place.start, place.start + place.count)
             layer.append(_to_sequence(keys[span]), _to_sequence(values[span]))
-        return Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
+        self._handles = Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
+        return self._handles
+
+    def keys_and_values(self) -> tuple["Handle", "Handle"]:
+        """What `update_and_fetch` gave, for layers that share it."""
+        if self._handles is None:
+            raise UnsupportedAttention("a layer shares keys that are not stored yet")
+        return self._handles
 
     def attend(self, queries: mx.array, sdpa: Sdpa, dtype: mx.Dtype, mask: Any, **options: Any) -> mx.array:
         """Attention of `queries` `[T, heads, 1, head_dim]`, each span over its own row's keys and values."""
@@ -126,6 +142,9 @@ class Handle:
 
     def astype(self, dtype: mx.Dtype) -> "Handle":
         return Handle(self.layer, self.shape, dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnsupportedAttention(f"the model asks for {name} of its keys")
 
 
 def dispatching(sdpa: Sdpa) -> Sdpa:

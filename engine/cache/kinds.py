@@ -6,13 +6,24 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """`full` keeps every key and value, `window` the last `window` of them, `other` is known to mlx-lm alone."""
+    """`full` keeps every key and value, `window` the last `window` of them, `state` a recurrent state of `size`
+    arrays, `list` several `parts`; `other` is known to mlx-lm alone.
+    """
 
-    name: Literal["full", "window", "other"]
+    name: Literal["full", "window", "state", "list", "other"]
     window: int = 0
+    size: int = 0
+    parts: "tuple[LayerKind, ...]" = ()
     cache_class: str = ""
 
     @property
     def is_attention(self) -> bool:
         """Whether plain keys and values are all that the layer keeps."""
-        return self.name != "other"
+        if self.name == "list":
+            return all(part.is_attention for part in self.parts)
+        return self.name in ("full", "window")
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the layer's state can be kept outside mlx-lm's own caches."""
+        return self.name != "other" and all(part.is_known for part in self.parts)

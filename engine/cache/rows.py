@@ -40,6 +40,11 @@ class DenseLayer:
         self._length = 0  # position of the next token
 
     @property
+    def length(self) -> int:
+        """How many tokens were stored so far, those forgotten included."""
+        return self._length
+
+    @property
     def window(self) -> int:
         """How many positions, itself included, a query sees; 0: all."""
         return self._window
@@ -87,13 +92,51 @@ class DenseLayer:
         return mx.concatenate([buffer[..., used - kept : used, :], room], axis=2)
 
 
+class StateLayer:
+    """The recurrent state of one layer of one row: arrays `[1, ...]`, None until the first token."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, kind: LayerKind) -> None:
+        self.entries: list[mx.array | None] = [None] * kind.size
+
+    def arrays(self) -> list[mx.array]:
+        return [entry for entry in self.entries if entry is not None]
+
+
+class ListLayer:
+    """A layer that keeps several things."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, kind: LayerKind) -> None:
+        self.parts = [new_layer(part) for part in kind.parts]
+
+    def arrays(self) -> list[mx.array]:
+        return [array for part in self.parts for array in part.arrays()]
+
+
+Layer = DenseLayer | StateLayer | ListLayer
+
+
+def new_layer(kind: LayerKind) -> Layer:
+    """Empty storage for a layer of this kind."""
+    match kind.name:
+        case "state":
+            return StateLayer(kind)
+        case "list":
+            return ListLayer(kind)
+    assert kind.is_attention, f"no storage is known for {kind.cache_class}"
+    return DenseLayer(kind)
+
+
 class DenseStorage:
     """A row's dense state over all layers."""
 
     __slots__ = ("layers", "length")
 
     def __init__(self, kinds: Sequence[LayerKind]) -> None:
-        self.layers = [DenseLayer(kind) for kind in kinds]
+        self.layers = [new_layer(kind) for kind in kinds]
         self.length = 0
 
     def arrays(self) -> list[mx.array]:

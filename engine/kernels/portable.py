@@ -6,6 +6,7 @@ private one, and a machine without a compiler runs the same operations unfused.
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 import mlx.core as mx
@@ -22,17 +23,21 @@ def prepare(folder: Path) -> str:
 
 
 def _compiles_in(folder: Path) -> bool:
-    """Have MLX choose `folder` for its shared objects, which it does once, by compiling a first operation."""
+    """Have MLX keep its shared objects in `folder`, and try that with a first operation.
+
+    MLX asks for the temporary directory whenever it compiles, so the variable stays set where that works; Python's
+    own notion of the temporary directory is settled before.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tempfile.gettempdir()
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
     try:
         mx.eval(mx.compile(lambda x: mx.exp(x) * x + 1, shapeless=True)(mx.ones((4,))))
     except RuntimeError:
-        return False
-    finally:
         if before is None:
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = before
+        return False
     return True

@@ -154,8 +154,9 @@ def _place_weights(model: Any) -> str:
             hint="choose a smaller model, or the same one with fewer bits",
         )
     if not packed:
+        said = _widen(model, free_bytes) if slow and _has_half_experts(model) else ""
         mx.eval(model.parameters())
-        return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))})"
+        return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))}){said}"
     bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
     expanded_bytes = _expanded_bytes(model, packed)
     if slow and expanded_bytes <= EXPANDED_SHARE * free_bytes:
@@ -167,6 +168,23 @@ def _place_weights(model: Any) -> str:
     if slow:
         said += f", slow: float32 would take {human_bytes(expanded_bytes)} of {human_bytes(free_bytes)} free"
     return said
+
+
+def _has_half_experts(model: Any) -> bool:
+    return any(type(module) is SwitchLinear and module.weight.dtype != mx.float32 for module in model.modules())
+
+
+def _widen(model: Any, free_bytes: int) -> str:
+    """Turn every weight to float32: MLX's CPU backend multiplies experts in no other type. Returns the note."""
+    widened_bytes = _expanded_bytes(model, {})
+    if widened_bytes > EXPANDED_SHARE * free_bytes:
+        raise ModelError(
+            f"experts run in float32 alone on a CPU, where the weights take {human_bytes(widened_bytes)} "
+            f"and {human_bytes(free_bytes)} of memory are free",
+            hint="choose a smaller model, or a quantized one",
+        )
+    model.set_dtype(mx.float32)
+    return ", widened: a CPU multiplies experts in float32 alone"
 
 
 def _expand(model: Any, packed: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from engine.model.load import load
 from engine.model.memory import human_bytes
 from engine.request import Sampling
 from tests.engine.model.tiny_gguf import TOKENS, weights, write_gguf
+from tests.zoo import write_zoo
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -70,6 +71,30 @@ def test_packed_weights_stay_where_float32_does_not_fit(
     loaded = load(checkpoint(Kind.Q4_1))
     assert isinstance(loaded.model.model.layers[0].mlp.up_proj, nn.QuantizedLinear)
     assert loaded.notes == ("weights: 4-bit (60 kB), slow: float32 would take 315 kB of 100 kB free",)
+
+
+@pytest.fixture
+def half_experts(tmp_path: Path) -> Path:
+    """A mixture of experts with bfloat16 weights."""
+    folder = write_zoo(tmp_path / "mixtral", "mixtral")
+    file = str(folder / "model.safetensors")
+    halves = {name: array.astype(mx.bfloat16) for name, array in mx.load(file).items()}
+    mx.save_safetensors(file, halves, metadata={"format": "mlx"})
+    return folder
+
+
+def test_experts_in_half_precision_are_widened_on_a_cpu_which_knows_no_other_way(half_experts: Path) -> None:
+    loaded = load(half_experts)
+    assert dtypes(loaded.model) == {mx.float32}
+    assert loaded.notes[0].endswith(", widened: a CPU multiplies experts in float32 alone")
+    assert np.isfinite(logits(loaded.model)).all()
+
+
+def test_experts_that_do_not_fit_widened_are_refused(half_experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half_bytes = (half_experts / "model.safetensors").stat().st_size
+    monkeypatch.setattr(loading, "available_bytes", lambda: 2 * half_bytes)
+    with pytest.raises(ModelError, match="experts run in float32 alone on a CPU"):
+        load(half_experts)
 
 
 def test_weights_that_fit_nowhere_are_refused_before_they_are_read(

@@ -1,0 +1,155 @@
+"""Which mode a model is run in: found by running two short rows together in each and each row alone.
+
+The first mode whose logits agree wins; a list of families would be wrong with the next release of mlx-lm. The
+verdict is kept between runs, for the same checkpoint, versions and device.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from engine.cache.adapter import HeadSelection, select_before_head
+from engine.errors import ModelError
+from engine.forward import AloneForward, Forward, RowsForward, Span, SpansForward
+
+TOLERANCE = {mx.float32: 1e-4}
+TOLERANCE_HALF = 5e-2
+
+Make = Callable[[Any, HeadSelection], Forward]
+
+MODES: dict[str, Make] = {
+    "spans": SpansForward,
+    "rows": RowsForward,
+    "rows, keys gathered": lambda model, selection: RowsForward(model, selection, gathered=4),
+    "rows, keys gathered by group": lambda model, selection: RowsForward(model, selection, gathered=5),
+    "alone": AloneForward,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The mode chosen, why, and the prefill rate seen while trying (prompt tokens per second)."""
+
+    mode: str
+    reason: str
+    tokens_per_s: float
+
+
+def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
+    """Try the modes in their order. Raises ModelError for a model that cannot even be run one row at a time."""
+    selection = select_before_head(model, vocab_size)
+    alone = AloneForward(model, selection)
+    try:
+        _run(alone, vocab_size, together=False)  # compiles what has to be compiled
+    except Exception as fault:
+        raise ModelError(f"the model cannot be run here: {_first_sentence(fault)}") from fault
+    started_s = time.perf_counter()
+    reference = _run(alone, vocab_size, together=False)
+    tokens_per_s = _NUM_TOKENS / (time.perf_counter() - started_s)
+    refusals: dict[str, list[str]] = {}
+    for mode, make in MODES.items():
+        if mode == "alone":
+            break
+        try:
+            forward = make(model, selection)
+            worst = _difference(_run(forward, vocab_size, together=True), reference)
+        except Exception as fault:  # noqa: BLE001 - a model's code may raise anything; the verdict says what
+            refusals.setdefault(_first_sentence(fault), []).append(mode)
+            continue
+        if worst <= TOLERANCE.get(reference.dtype, TOLERANCE_HALF):
+            exactly = "exactly" if worst == 0 else f"within {worst:.0e}"
+            agrees = f"rows together equal each alone {exactly}"
+            return forward, Verdict(mode, "; ".join([agrees, *_told(refusals)]), tokens_per_s)
+        refusals.setdefault(f"rows together differ from each alone by {worst:.0e}", []).append(mode)
+    return alone, Verdict("alone", "; ".join(_told(refusals)), tokens_per_s)
+
+
+def _told(refusals: dict[str, list[str]]) -> list[str]:
+    """Each reason once, behind the modes that it refuses."""
+    batching = len(MODES) - 1
+    return [
+        f"{'all others' if len(modes) == batching else ' / '.join(modes)}: {reason}"
+        for reason, modes in refusals.items()
+    ]
+
+
+def forward_of(model: Any, vocab_size: int, verdict: Verdict) -> Forward:
+    """The forward that an earlier probe chose."""
+    return MODES[verdict.mode](model, select_before_head(model, vocab_size))
+
+
+class Verdicts:
+    """Verdicts of earlier runs, one file each in `folder`. One that cannot be read or written is no matter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, checkpoint: Path) -> Verdict | None:
+        try:
+            said = json.loads(self._file(checkpoint).read_text())
+            verdict = Verdict(str(said["mode"]), str(said["reason"]), float(said["tokens_per_s"]))
+            return verdict if verdict.mode in MODES else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def keep(self, checkpoint: Path, verdict: Verdict) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = self._file(checkpoint)
+            draft = file.with_suffix(f".{time.time_ns()}")
+            draft.write_text(json.dumps(asdict(verdict)))
+            draft.replace(file)
+        except OSError:
+            return
+
+    def _file(self, checkpoint: Path) -> Path:
+        """Named by everything that could change the verdict."""
+        digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
+        weights = sorted(checkpoint.glob("*.safetensors"))
+        digest.update(
+            repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]).encode()
+        )
+        versions = [importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "mlxcel")]
+        digest.update(repr((versions, str(mx.default_device()))).encode())
+        return self._folder / f"{digest.hexdigest()[:24]}.json"
+
+
+_LENGTHS = (2, 4)
+_NUM_TOKENS = sum(_LENGTHS) + 1
+
+
+def _run(forward: Forward, vocab_size: int, *, together: bool) -> mx.array:
+    """Logits of two rows: the first one's prompt, its first step beside the other's prompt, a step of both."""
+    short, long = ([(7 * i + n) % vocab_size for i in range(n)] for n in _LENGTHS)
+    first, second = forward.open(), forward.open()
+    steps = [
+        [Span(first, short, sample=True)],
+        [Span(first, [11 % vocab_size], sample=True), Span(second, long, sample=True)],
+        [Span(second, [13 % vocab_size], sample=True), Span(first, [5 % vocab_size], sample=True)],
+    ]
+    logits = []
+    for spans in steps:
+        logits += [forward.run(spans)] if together else [forward.run([span]) for span in spans]
+        mx.eval(logits)
+    return mx.concatenate(logits, axis=0)
+
+
+def _difference(one: mx.array, other: mx.array) -> float:
+    """Largest difference, relative to the largest logit; NaN never passes for agreement."""
+    worst = _largest(one - other) / max(_largest(other), 1e-9)
+    return worst if worst == worst else float("inf")
+
+
+def _largest(array: mx.array) -> float:
+    return float(mx.abs(array.astype(mx.float32)).max().item())  # type: ignore[arg-type]
+
+
+def _first_sentence(fault: Exception) -> str:
+    return (str(fault) or type(fault).__name__).splitlines()[0].split(". ")[0].rstrip(".")[:120]

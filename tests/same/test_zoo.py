@@ -1,0 +1,119 @@
+"""Over the zoo: rows together equal each alone, any cut equals the whole, and all of it equals mlx-lm's own.
+
+Bit for bit, but for families whose own code depends on the cut: their entries say why and how much.
+"""
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from tests.zoo import ZOO, zoo_engine, zoo_model
+
+JOINS = {1: 3, 2: 9, 5: 40}
+CUTS = (1, 7, 16)
+EXACTLY = "rows together equal each alone exactly"
+
+
+@pytest.fixture(scope="module", params=ZOO)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def family(name):
+    return ZOO[name]
+
+
+@pytest.fixture(scope="module")
+def watched(name):
+    return zoo_engine(name)
+
+
+def assert_close(logits, expected, tolerance=0.0):
+    """Every draw's logits are the expected ones, relative to the largest of them."""
+    assert logits.keys() == expected.keys()
+    scale = max(np.abs(row).max() for row in expected.values())
+    assert max(np.abs(logits[key] - row).max() for key, row in expected.items()) / scale <= tolerance
+
+
+def test_mode(watched, family):
+    verdict = watched.engine.verdict
+    assert verdict.mode == family.mode
+    assert verdict.mode == "alone" or verdict.reason.partition("; ")[0] == EXACTLY
+
+
+def test_rows_joining_at_different_steps(watched):
+    requests = {step: watched.request(f"{step}", length, 8, seed=step) for step, length in JOINS.items()}
+    watched.logits.clear()
+    alone = [watched.alone(request) for request in requests.values()]
+    expected = dict(watched.logits)
+    watched.logits.clear()
+    assert [row.output for row in watched.together(requests)] == alone
+    assert_close(watched.logits, expected)
+
+
+def test_any_cut(watched, family):
+    tolerance = family.cut.tolerance if family.cut else 0.0
+    if tolerance is None:
+        pytest.skip(f"pieces end at fixed positions: {family.cut.because}")
+    request = watched.request("cut", 40, 3, seed=7)
+    whole = watched.engine.submit(request)
+    watched.logits.clear()
+    watched.store(whole, 1000)
+    watched.finish(whole)
+    expected = dict(watched.logits)
+    for size in CUTS:
+        watched.logits.clear()
+        cut = watched.engine.submit(request)
+        watched.store(cut, size)
+        assert watched.finish(cut) == whole.output
+        assert_close(watched.logits, expected, tolerance)
+
+
+def test_mlx_lm_says_the_same(watched, name, family):
+    request = watched.request("oracle", 20, 8, seed=9)
+    watched.logits.clear()
+    tokens = watched.alone(request)
+    ours = dict(enumerate(watched.logits.values()))
+    model, prompt, theirs = zoo_model(name), list(request.prompt), {}
+    cache = make_prompt_cache(model)
+    if family.steps:
+        for token in prompt[:-1]:
+            mx.eval(model(mx.array([[token]]), cache=cache))
+        prompt = prompt[-1:]
+    for index in range(len(tokens)):
+        theirs[index] = np.array(model(mx.array([prompt]), cache=cache)[0, -1])
+        prompt = [int(theirs[index].argmax())]
+        assert prompt == tokens[index : index + 1]
+    assert_close(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("mode", ["rows", "rows, keys gathered"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3n", "gemma4_text", "gpt_oss", "mimo_v2_flash", "hunyuan", "plamo2"]
+)
+def test_families_that_could_run_in_several_modes_are_the_same_in_all(name, mode):
+    """Shared keys, windows and sinks, in modes that the probe did not have to try."""
+    alone, rows = zoo_engine(name, "alone"), zoo_engine(name, mode)
+    requests = {step: alone.request(f"{step}", length, 8, seed=step) for step, length in JOINS.items()}
+    alone.logits.clear()
+    tokens = [alone.alone(request) for request in requests.values()]
+    rows.logits.clear()
+    assert [row.output for row in rows.together(requests)] == tokens
+    assert_close(rows.logits, alone.logits, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "mimo_v2_flash", "recurrent_gemma", "baichuan_m1", "gear"])
+def test_windows_hold_where_storage_has_moved_its_keys(name):
+    """Beyond the 256 tokens of a buffer, which a window's layer fills again from the front."""
+    alone, watched = zoo_engine(name, "alone"), zoo_engine(name)
+    request = watched.request("long", 280, 6, seed=11)
+    alone.logits.clear()
+    tokens = alone.alone(request)
+    for size in (100, 255, 1000):
+        watched.logits.clear()
+        row = watched.engine.submit(request)
+        watched.store(row, size)
+        assert watched.finish(row) == tokens
+        assert_close(watched.logits, alone.logits, 1e-5)

@@ -222,8 +222,8 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("round", range(6))
-def test_a_process_that_stops_its_loop_exits_cleanly(folder, round):
+@pytest.mark.parametrize("attempt", range(6))
+def test_a_process_that_stops_its_loop_exits_cleanly(folder, attempt):
     """MLX aborts a process that ends while a thread that evaluated has only just ended."""
     program = f"""
 import threading

@@ -126,9 +126,14 @@ class Engine:
     def run(self, tick: Tick) -> list[Event]:
         """Run one forward over the tick's spans, the sampler step and the finish step.
 
-        With lookahead, a tick that only decodes submits its forward and returns the events of the one before.
+        With lookahead, a tick that only decodes submits its forward and returns the events of the one before,
+        unless a draw needs the very token that is not read yet.
         """
-        if self._lookahead and not tick.prefill:
+        if (
+            self._lookahead
+            and not tick.prefill
+            and not any(row.request.sampling.looks_back for row in tick.decode)
+        ):
             self._run_ahead(tick.decode)
             return self._unheard()
         self._read()

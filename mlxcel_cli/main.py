@@ -38,7 +38,7 @@ COMMANDS = (
 # Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
 # fmt: off
 ARRIVING = frozenset({
-    "--repeat-penalty", "--json-schema", "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
+    "--json-schema", "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
     "--kv-unified", "--no-kv-unified", "--max-batch-prefill", "--max-batch-prefill-tokens", "--mixed-step",
     "--kv-cache-budget", "--kv-admission-watermark", "--enable-preemption", "--decode-storage-backend",
     "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--draft-model", "--draft-kind",

@@ -166,6 +166,8 @@ def start(
 
     Raises RequestError for a prompt that cannot run, QueueFull and EngineStopped.
     """
+    for token, _ in sampling.logit_bias:
+        _check_id(model, token, "logit_bias")
     requests = []
     for ids in prompted.ids:
         _check_ids(model, ids, prompted.param)
@@ -182,11 +184,13 @@ def _check_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
         raise RequestError("the prompt has no tokens: there is nothing to continue", param=param)
     if len(ids) >= model.context_length:
         raise ContextLengthExceeded(len(ids), model.context_length, param=param)
-    strangers = [token for token in ids if not 0 <= token < model.tokens.vocab_size]
-    if strangers:
-        raise RequestError(
-            f"token id {strangers[0]} is outside the vocabulary of {model.tokens.vocab_size}", param=param
-        )
+    for token in ids:
+        _check_id(model, token, param)
+
+
+def _check_id(model: ServedModel, token: int, param: str) -> None:
+    if not 0 <= token < model.tokens.vocab_size:
+        raise RequestError(f"token id {token} is outside the vocabulary of {model.tokens.vocab_size}", param=param)
 
 
 def _rate(count: int, ms: float) -> float:

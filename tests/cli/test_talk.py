@@ -140,7 +140,7 @@ def test_a_piped_chat_with_a_failed_turn_ends_with_1(double, address, mlxcel):
             "--config is decided where the server was",
         ),
         (["run", "a", "-m", "b", "-p", "x"], 2, "two models are named: a and b"),
-        (["run", "-p", "x", "--repeat-penalty", "2"], 2, "No such option: --repeat-penalty"),
+        (["run", "-p", "x", "--json-schema", "f"], 2, "No such option: --json-schema"),
         (["run", "-p", "x", "--temp", "hot"], 2, "Invalid value for '--temp'"),
         (["run", "-p", "x", "--top-p", "2"], 2, "Invalid value for '--top-p'"),
         (["run", "-p", "x", "-m", "nonesuch"], 1, "no model is known as 'nonesuch'"),
@@ -158,7 +158,7 @@ def test_what_a_person_can_mend_is_one_line_and_a_hint(arguments, code, error, m
 
 
 def test_a_flag_that_is_to_arrive_is_known(mlxcel):
-    assert "hint: --repeat-penalty has not arrived" in mlxcel("run", "--repeat-penalty", "2").err
+    assert "hint: --json-schema has not arrived" in mlxcel("run", "--json-schema", "f").err
 
 
 @pytest.fixture(scope="module")

@@ -110,6 +110,15 @@ class EngineConfig:
         if self.no_batch and self.parallel > 1:
             raise ConfigError("no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}")
 
+    def context_length(self, of_model: int) -> int:
+        """The context in tokens for a model made for `of_model` of them. Raises ConfigError when more is asked."""
+        if self.ctx_size > of_model:
+            raise ConfigError(
+                "ctx_size",
+                f"a context of {self.ctx_size} tokens was asked for, but the model was made for {of_model}",
+            )
+        return self.ctx_size or of_model
+
     def num_slots(self, *, batches: bool) -> int:
         """How many rows run at once; `batches` says whether the model family gains from company."""
         if self.no_batch:

@@ -52,9 +52,12 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
-def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None) -> LoadedModel:
+def load(
+    path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None, lazy: bool = False
+) -> LoadedModel:
     """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
 
+    With `lazy` the weights stay on the disk, as they are there: nothing is decided about them and no note says so.
     An `auto_map` alone is no reason to refuse: mlx-lm never runs it, and most tokenizers load without it.
 
     Raises ModelIncomplete when files are missing, UntrustedCode when it needs its own Python and
@@ -69,7 +72,7 @@ def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | N
     tokenizer = _load_tokenizer(path, config, trust_remote_code)
     if chat_template is not None:
         _replace_template(tokenizer, chat_template)
-    notes = [_place_weights(model)]
+    notes = [] if lazy else [_place_weights(model)]
     context_length = _context_length(config)
     if context_length is None:
         notes.append(f"context: the checkpoint states no length; {FALLBACK_CONTEXT_LENGTH} tokens are assumed")
@@ -140,32 +143,74 @@ def _replace_template(tokenizer: Any, file: Path) -> None:
     tokenizer.has_chat_template = True
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a model's weights will lie in memory. `packed` are its quantized layers by name.
+
+    `slow` says that nothing here multiplies packed weights fast; then they are expanded to float32 where that
+    leaves room for what else is needed.
+    """
+
+    packed: dict[str, Any]
+    slow: bool
+    free_bytes: int
+    stored_bytes: int
+    expanded_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        return self.expanded_bytes // 4
+
+    @property
+    def fits(self) -> bool:
+        return not self.slow or self.stored_bytes <= self.free_bytes
+
+    @property
+    def expands(self) -> bool:
+        return bool(self.packed) and self.slow and self.expanded_bytes <= EXPANDED_SHARE * self.free_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        return self.expanded_bytes if self.expands else self.stored_bytes
+
+
+def placement(model: Any) -> Placement:
+    """How the weights of `model`, evaluated or not, will lie in memory."""
+    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+    return Placement(
+        packed=packed,
+        slow=mx.default_device() == mx.Device(mx.cpu),
+        free_bytes=available_bytes(),
+        stored_bytes=_parameter_bytes(model),
+        expanded_bytes=_expanded_bytes(model, packed),
+    )
+
+
 def _place_weights(model: Any) -> str:
     """Evaluate the weights, expanded where no quantized kernel runs and they fit; return the line that says so.
 
     Too large an allocation on a CPU kills the process, so ModelError is raised before it is tried.
     """
-    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
-    slow = mx.default_device() == mx.Device(mx.cpu)
-    free_bytes, needed_bytes = available_bytes(), _parameter_bytes(model)
-    if slow and needed_bytes > free_bytes:
+    place = placement(model)
+    if not place.fits:
         raise ModelError(
-            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
+            f"the weights take {human_bytes(place.stored_bytes)} "
+            f"and {human_bytes(place.free_bytes)} of memory are free",
             hint="choose a smaller model, or the same one with fewer bits",
         )
-    if not packed:
+    if not place.packed:
         mx.eval(model.parameters())
-        return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))})"
-    bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
-    expanded_bytes = _expanded_bytes(model, packed)
-    if slow and expanded_bytes <= EXPANDED_SHARE * free_bytes:
-        _expand(model, packed)
+        return f"weights: {_dtype_names(model)} ({human_bytes(place.stored_bytes)})"
+    bits = "- and ".join(str(width) for width in sorted({module.bits for module in place.packed.values()}))
+    if place.expands:
+        _expand(model, place.packed)
         size = human_bytes(_parameter_bytes(model))
         return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
     mx.eval(model.parameters())
-    said = f"weights: {bits}-bit ({human_bytes(_parameter_bytes(model))})"
-    if slow:
-        said += f", slow: float32 would take {human_bytes(expanded_bytes)} of {human_bytes(free_bytes)} free"
+    said = f"weights: {bits}-bit ({human_bytes(place.stored_bytes)})"
+    if place.slow:
+        said += f", slow: float32 would take {human_bytes(place.expanded_bytes)}"
+        said += f" of {human_bytes(place.free_bytes)} free"
     return said
 
 

@@ -36,6 +36,8 @@ def start(code: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         (["generate", "--help"], 0),
         (["serve", "--help"], 0),
         (["pull", "--help"], 0),
+        (["inspect", "--help"], 0),
+        (["inspect", "nothing"], 1),
     ],
     ids=str,
 )

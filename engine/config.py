@@ -26,6 +26,13 @@ class Setting:
     aliases: tuple[str, ...] = ()
     flag: bool = True
 
+    def check(self, name: str, value: float) -> None:
+        """Raise ConfigError when `value`, of the field `name`, is out of the bounds."""
+        if self.minimum is not None and value < self.minimum:
+            raise ConfigError(name, f"{name} must be at least {self.minimum:g}, not {value:g}")
+        if self.maximum is not None and value > self.maximum:
+            raise ConfigError(name, f"{name} must be at most {self.maximum:g}, not {value:g}")
+
 
 def setting(
     default: Any,
@@ -55,10 +62,7 @@ def check_bounds(config: Any) -> None:
         said, value = setting_of(field), getattr(config, field.name)
         if said is None or value is None or isinstance(value, (str, Path, tuple)):
             continue
-        if said.minimum is not None and value < said.minimum:
-            raise ConfigError(field.name, f"{field.name} must be at least {said.minimum:g}, not {value:g}")
-        if said.maximum is not None and value > said.maximum:
-            raise ConfigError(field.name, f"{field.name} must be at most {said.maximum:g}, not {value:g}")
+        said.check(field.name, value)
 
 
 @dataclass(frozen=True, slots=True)

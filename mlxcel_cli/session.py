@@ -137,7 +137,7 @@ def _repl(talk: Talk, client: Client, lines: Lines) -> Repl:
     # A server in this process whose engine is gone will not come back; one elsewhere may.
     fatal = (EngineGone,) if isinstance(talk.where, ServerConfig) else ()
     conversation = _conversation(talk, client)
-    return Repl(conversation, lines, max_tokens=talk.max_tokens, stats=talk.stats, fatal=fatal)
+    return Repl(conversation, lines, stats=talk.stats, fatal=fatal)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:

@@ -38,11 +38,12 @@ def lines(asked: Mapping[str, Any]) -> list[str]:
 
 def said(asked: Mapping[str, Any], name: str) -> str:
     """The value of one field, as it could be typed."""
-    value = asked.get(_wire(name), DEFAULT)
-    values = value if isinstance(value, list) else [value]
-    return " ".join(
-        json.dumps(v, ensure_ascii=False) if _wire(name) == "stop" and v != DEFAULT else str(v) for v in values
-    )
+    wire = _wire(name)
+    if wire not in asked:
+        return DEFAULT
+    if wire == "stop":
+        return " ".join(json.dumps(text, ensure_ascii=False) for text in asked[wire])
+    return str(asked[wire])
 
 
 def _wire(name: str) -> str:

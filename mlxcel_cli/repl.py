@@ -126,7 +126,8 @@ class Repl:
             self._conversation.system = text
             render.note("(the system prompt is set; /clear begins anew with it)")
         else:
-            render.note(f"system prompt: {self._conversation.system or '(none)'}")
+            system = self._conversation.system or "(none)"
+            render.note(f"system prompt: {system.translate(answer.SHOWN_CONTROLS)}")
 
     async def _retry(self, _: str) -> None:
         if text := self._conversation.take_back():
@@ -188,5 +189,5 @@ def _path(name: str) -> Path:
 
 
 def _beginning(text: str) -> str:
-    line = " ".join(text.split())
+    line = " ".join(text.split()).translate(answer.SHOWN_CONTROLS)
     return line if len(line) <= SHOWN_LETTERS else line[: SHOWN_LETTERS - 3] + "..."

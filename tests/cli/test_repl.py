@@ -299,6 +299,14 @@ async def test_a_saved_conversation_is_gone_on_with_later(tmp_path, capsys):
     assert [message["content"] for message in transcript.read(file)] == ["brief", "one", "Hello", "two", "Hello"]
 
 
+async def test_control_bytes_of_a_loaded_conversation_do_not_reach_the_terminal(tmp_path, capsys):
+    title = "\x1b]0;title\x07"
+    said = [{"role": role, "content": title} for role in ("system", "user", "assistant")]
+    transcript.write(tmp_path / "a", said, replaces=False)
+    await chat(Double(), f"/load {tmp_path / 'a'}", "/system", "/undo")
+    assert "\x1b" not in capsys.readouterr().err
+
+
 async def test_retry_after_load_asks_its_last_question_again(tmp_path):
     double, file = Double(), tmp_path / "talk.json"
     await chat(double, "one", f"/save {file}")

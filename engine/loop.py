@@ -101,6 +101,11 @@ class EngineLoop:
         self._faults_in_a_row = 0
         self._thread = threading.Thread(target=self._run, name="mlxcel-engine", daemon=True)
 
+    @property
+    def capacity(self) -> int:
+        """How many requests may run and wait at once."""
+        return self._num_slots + self.config.max_queue_depth
+
     def start(self) -> None:
         """Start loading; `on_state` is called when `model` or `fault` is set."""
         self._thread.start()
@@ -118,7 +123,7 @@ class EngineLoop:
         with self._wake:
             if self._stopping or self.fault is not None:
                 raise self.fault or EngineStopped("the engine is stopping")
-            if self._num_live >= self._num_slots + self.config.max_queue_depth:
+            if self._num_live >= self.capacity:
                 raise QueueFull(
                     f"{self._num_live} requests run or wait already, and no more may "
                     f"(max_queue_depth {self.config.max_queue_depth})"

@@ -175,6 +175,12 @@ def start(
             Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice)
             for choice in range(num_choices)
         ]
+    if len(requests) > bridge.capacity:
+        raise RequestError(
+            f"{len(prompted.ids)} prompts with n = {num_choices} make {len(requests)} sequences; at most "
+            f"{bridge.capacity} run and wait here",
+            param="n",
+        )
     events = bridge.submit(requests)
     return Answer(events, sum(len(ids) for ids in prompted.ids), len(requests))
 

@@ -362,6 +362,10 @@ class Live:
         host, _, port = self.address.removeprefix("http://").rpartition(":")
         return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
+    def stop(self) -> None:
+        """Tell the server to stop, as an interrupt does."""
+        self._server.should_exit = True
+
     def ended(self) -> int:
         """Wait for the server's end; its exit code."""
         self._thread.join(PATIENCE_S)
@@ -386,8 +390,8 @@ def live(
     ready = threading.Event()
 
     class Kept(run._Server):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             servers.append(self)
 
     def kept_app(config: ServerConfig, **options: Any) -> Starlette:

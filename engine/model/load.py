@@ -192,25 +192,24 @@ def _place_weights(model: Any) -> str:
     Too large an allocation on a CPU kills the process, so ModelError is raised before it is tried.
     """
     place = placement(model)
+    packed, slow, free_bytes, needed_bytes = place.packed, place.slow, place.free_bytes, place.stored_bytes
     if not place.fits:
         raise ModelError(
-            f"the weights take {human_bytes(place.stored_bytes)} "
-            f"and {human_bytes(place.free_bytes)} of memory are free",
+            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
             hint="choose a smaller model, or the same one with fewer bits",
         )
-    if not place.packed:
+    if not packed:
         mx.eval(model.parameters())
-        return f"weights: {_dtype_names(model)} ({human_bytes(place.stored_bytes)})"
-    bits = "- and ".join(str(width) for width in sorted({module.bits for module in place.packed.values()}))
+        return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))})"
+    bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
     if place.expands:
-        _expand(model, place.packed)
+        _expand(model, packed)
         size = human_bytes(_parameter_bytes(model))
         return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
     mx.eval(model.parameters())
-    said = f"weights: {bits}-bit ({human_bytes(place.stored_bytes)})"
-    if place.slow:
-        said += f", slow: float32 would take {human_bytes(place.expanded_bytes)}"
-        said += f" of {human_bytes(place.free_bytes)} free"
+    said = f"weights: {bits}-bit ({human_bytes(_parameter_bytes(model))})"
+    if slow:
+        said += f", slow: float32 would take {human_bytes(place.expanded_bytes)} of {human_bytes(free_bytes)} free"
     return said
 
 

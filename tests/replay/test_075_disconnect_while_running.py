@@ -28,9 +28,12 @@ async def leave_after(service: Served, num_ticks: int, *, streamed: bool) -> Non
 
 
 @pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("lookahead", [False, True])
 @pytest.mark.parametrize("num_ticks", [0, 1, 5, NUM_PIECES - 1, NUM_PIECES, NUM_PIECES + 5])
-async def test_the_row_is_freed_within_one_step(tiny: Path, num_ticks: int, streamed: bool) -> None:
-    async with served(tiny, prefill_chunk_size=PIECE) as service:
+async def test_the_row_is_freed_within_one_step(
+    tiny: Path, num_ticks: int, lookahead: bool, streamed: bool
+) -> None:
+    async with served(tiny, prefill_chunk_size=PIECE, lookahead=lookahead) as service:
         await leave_after(service, num_ticks, streamed=streamed)
         service.gate.open()
         await asyncio.to_thread(settle, service.loop)
@@ -39,10 +42,11 @@ async def test_the_row_is_freed_within_one_step(tiny: Path, num_ticks: int, stre
         assert service.engine.rows[0].storage is None
 
 
+@pytest.mark.parametrize("lookahead", [False, True])
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_the_neighbour_does_not_notice(tiny: Path, streamed: bool) -> None:
+async def test_the_neighbour_does_not_notice(tiny: Path, lookahead: bool, streamed: bool) -> None:
     other = {"prompt": "somebody else", "temperature": 0, "max_tokens": 30}
-    async with served(tiny, prefill_chunk_size=PIECE) as service:
+    async with served(tiny, prefill_chunk_size=PIECE, lookahead=lookahead) as service:
         alone = await service.answer(COMPLETIONS, other)
         await leave_after(service, 3, streamed=streamed)
         neighbour = asyncio.ensure_future(service.answer(COMPLETIONS, other))

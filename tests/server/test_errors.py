@@ -25,7 +25,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "https://nowhere.test/p.png
 REFUSED: dict[str, tuple[str, Any, int, str | None, str | None, str]] = {
     "unknown field": (CHAT, HI | {"temprature": 1}, 400, "temprature", None, "did you mean 'temperature'?"),
     "field that nothing is like": (CHAT, HI | {"qqqqq": 1}, 400, "qqqqq", None, "unknown field 'qqqqq'"),
-    "field that does not act": (CHAT, HI | {"logit_bias": {"1": 2}}, 400, "logit_bias", None, "only {}"),
+    "field that does not act": (CHAT, HI | {"modalities": ["audio"]}, 400, "modalities", None, 'only ["text"]'),
     "another dialect's field": (COMPLETIONS, {"prompt": "a"} | HI, 400, "messages", None, "unknown field"),
     "no messages": (CHAT, {}, 400, None, None, "messages"),
     "empty messages": (CHAT, {"messages": []}, 400, "messages", None, "length"),
@@ -192,6 +192,22 @@ async def test_choices_are_enqueued_all_or_none(tiny: Path) -> None:
         service.gate.open()
         assert (await first).status_code == 200
         assert [row for row in service.engine.rows if service.engine.ran(row)] == service.engine.rows[:1]
+
+
+async def test_more_sequences_than_ever_fit_are_the_requests_fault(tiny: Path) -> None:
+    async with served(tiny, parallel=1, max_queue_depth=2) as service:
+        answer = await service.post(COMPLETIONS, {"prompt": ["a", "b"], "n": 2})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == "n"
+        assert "at most 3" in answer.json()["error"]["message"]
+
+
+async def test_errors_carry_the_requests_id(tiny: Path) -> None:
+    async with served(tiny) as service:
+        for path in (COMPLETIONS, "/nowhere"):
+            answer = await service.post(path, {"nonsense": 1}, headers={"x-request-id": "mine"})
+            assert answer.headers["x-request-id"] == "mine"
+            assert (await service.post(path, {})).headers["x-request-id"]
 
 
 async def test_while_the_model_loads_requests_wait(tiny: Path) -> None:

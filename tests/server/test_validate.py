@@ -44,7 +44,7 @@ def test_what_does_not_act_takes_its_neutral_value_only(name: str) -> None:
 
 
 def test_numbers_may_be_written_either_way() -> None:
-    assert completion(frequency_penalty=0.0, repetition_penalty=1.0, temperature=1) == completion(temperature=1.0)
+    assert completion(top_logprobs=0.0, best_of=1.0, temperature=1) == completion(temperature=1.0)
 
 
 def test_sampling_is_what_was_asked_over_the_default() -> None:
@@ -52,7 +52,7 @@ def test_sampling_is_what_was_asked_over_the_default() -> None:
     assert completion().sampling(default) == default
     assert completion(temperature=None, top_k=None).sampling(default) == default
     asked = completion(temperature=0, top_k=0, top_p=0, min_p=0, seed=0).sampling(default)
-    assert asked == Sampling(0.0, 0, 0.0, 0.0, 0)
+    assert asked == Sampling(temperature=0.0, top_k=0, top_p=0.0, min_p=0.0, seed=0)
     assert completion(top_k=-1).sampling(default).top_k == 0
     assert completion(seed=-1).sampling(default).seed is None
 

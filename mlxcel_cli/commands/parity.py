@@ -1,6 +1,5 @@
 """`mlxcel parity`: the same requests through every front of the program."""
 
-import asyncio
 import json
 from typing import Annotated
 
@@ -32,6 +31,8 @@ def parity(
 ) -> None:
     """Compare answers: the bare engine, in process, and served, alone and in company."""
     path = checkpoint.folder(config.settle({}, model=model).model or model)
+
+    import asyncio
 
     from mlxcel_cli.parity import compare
 

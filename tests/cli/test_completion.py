@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from engine.model.store import Store
+from engine.model.store import BUILT_IN, Store
 from mlxcel_cli.main import COMMANDS, build
 from tests.tiny import write_checkpoint
 
@@ -78,7 +78,7 @@ def test_every_flag_of_a_command(command, complete: Complete):
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (["run", ""], ["smollm2-135m", "tiny"]),
+        (["run", ""], sorted({*BUILT_IN, "tiny"})),
         (["chat", "-m", "t"], ["tiny"]),
         (["serve", "--port", "1", "smo"], ["smollm2-135m"]),
         (["pull", "s"], ["smollm2-135m"]),

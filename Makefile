@@ -42,6 +42,7 @@ docs: setup ## the generated pages
 	$(BIN)/python docs/generate.py
 
 completions: setup ## shell completions into completions/
+	mkdir -p completions
 	for shell in bash zsh fish; do _MLXCEL_COMPLETE=source_$$shell $(BIN)/mlxcel > completions/mlxcel.$$shell; done
 
 clean:

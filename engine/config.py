@@ -27,6 +27,15 @@ class Setting:
     aliases: tuple[str, ...] = ()
     flag: bool = True
 
+    def check(self, name: str, value: float) -> None:
+        """Raise ConfigError when `value`, of the field `name`, is out of the bounds or no number."""
+        if not math.isfinite(value):
+            raise ConfigError(name, f"{name} must be a finite number, not {value}")
+        if self.minimum is not None and value < self.minimum:
+            raise ConfigError(name, f"{name} must be at least {self.minimum:g}, not {value:g}")
+        if self.maximum is not None and value > self.maximum:
+            raise ConfigError(name, f"{name} must be at most {self.maximum:g}, not {value:g}")
+
 
 def setting(
     default: Any,
@@ -56,12 +65,7 @@ def check_bounds(config: Any) -> None:
         said, value = setting_of(field), getattr(config, field.name)
         if said is None or value is None or isinstance(value, (str, Path, tuple)):
             continue
-        if not math.isfinite(value):
-            raise ConfigError(field.name, f"{field.name} must be a finite number, not {value}")
-        if said.minimum is not None and value < said.minimum:
-            raise ConfigError(field.name, f"{field.name} must be at least {said.minimum:g}, not {value:g}")
-        if said.maximum is not None and value > said.maximum:
-            raise ConfigError(field.name, f"{field.name} must be at most {said.maximum:g}, not {value:g}")
+        said.check(field.name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,15 @@ class EngineConfig:
             raise ConfigError("n_predict", "n_predict must be -1 (no bound) or at least 1, not 0")
         if self.no_batch and self.parallel > 1:
             raise ConfigError("no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}")
+
+    def context_length(self, of_model: int) -> int:
+        """The context in tokens for a model made for `of_model` of them. Raises ConfigError when more is asked."""
+        if self.ctx_size > of_model:
+            raise ConfigError(
+                "ctx_size",
+                f"a context of {self.ctx_size} tokens was asked for, but the model was made for {of_model}",
+            )
+        return self.ctx_size or of_model
 
     def num_slots(self, *, batches: bool) -> int:
         """How many rows run at once; `batches` says whether the model family gains from company."""

@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from engine.cache import adapter
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ContextLengthExceeded, StepFailed
+from engine.errors import ContextLengthExceeded, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Span
 from engine.kernels import portable
@@ -59,7 +59,7 @@ class Engine:
         adapter.install_attention()
         self.config = config
         self._sample = sampler
-        self.context_length = _context_length(loaded.context_length, config.ctx_size)
+        self.context_length = config.context_length(loaded.context_length)
         self.vocab_size = loaded.vocab_size
         self.default_sampling: Sampling = config.default_sampling(loaded.sampling)
         tokenizer = loaded.tokenizer
@@ -262,11 +262,3 @@ class Engine:
 def leave_thread() -> None:
     """End what MLX keeps for this thread, which aborts the process if it outlives the thread at exit."""
     mx.clear_streams()
-
-
-def _context_length(of_model: int, asked: int) -> int:
-    if asked > of_model:
-        raise ConfigError(
-            "ctx_size", f"a context of {asked} tokens was asked for, but the model was made for {of_model}"
-        )
-    return asked or of_model

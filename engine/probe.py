@@ -53,6 +53,8 @@ def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
     started_s = time.perf_counter()
     reference = _run(alone, vocab_size, together=False)
     tokens_per_s = _NUM_TOKENS / (time.perf_counter() - started_s)
+    if not mx.isfinite(reference).all().item():
+        raise ModelError("the model's logits are not numbers: its weights or its configuration are damaged")
     refusals: dict[str, list[str]] = {}
     for mode, make in MODES.items():
         if mode == "alone":

@@ -79,7 +79,7 @@ class Client:
             url = httpx2.URL(address)
         except httpx2.InvalidURL:
             url = httpx2.URL("")
-        if url.scheme not in ("http", "https") or not url.host:
+        if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535:
             raise UserError(f"{address} is not the address of a server", hint=FORMS)
         base = address.rstrip("/").removesuffix("/v1")
         return cls(httpx2.AsyncHTTPTransport(), base, model=model)

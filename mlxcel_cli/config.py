@@ -147,6 +147,15 @@ def finite(given: Mapping[str, Any]) -> dict[str, Any]:
     return said
 
 
+def value_of(name: str, text: str) -> Any:
+    """The value that `text` is for the setting `name`. Raises ConfigError where its kind or bounds are others."""
+    row = table()[name]
+    value = _parsed(row.kind, text, name, name)
+    finite({name: value})
+    row.said.check(name, value)
+    return value
+
+
 def user_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """Where things that the person made are kept across sessions."""
     home = environment.get("XDG_DATA_HOME")

@@ -16,17 +16,17 @@ NO_TEMPLATE = "this model has no chat template: it continues the plain text inst
 
 
 class Conversation:
-    """The turns of one conversation. `asked` are every turn's request fields; `warn` takes one line of talk."""
+    """The turns of one conversation. `asked` are the next turns' request fields; `warn` takes one line of talk."""
 
     def __init__(
         self, client: Client, *, system: str | None, asked: Mapping[str, Any], warn: Callable[[str], None]
     ) -> None:
         self.client = client
         self.system = system
+        self.asked = asked
         self.turns: list[dict[str, str]] = []
         self._last = ""
         self._last_is_kept = False
-        self._asked = asked
         self._warn = warn
         self._plain = False
 
@@ -44,11 +44,32 @@ class Conversation:
                     self.turns += [question, {"role": "assistant", "content": "".join(answer)}]
                 yield piece
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """All that was said, the system prompt first where there is one."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+
+    def resume(self, messages: list[dict[str, str]]) -> None:
+        """Go on from `messages` in place of what was said: the system's first, if any, then whole turns."""
+        self.clear()
+        has_system = bool(messages) and messages[0]["role"] == "system"
+        self.system = messages[0]["content"] if has_system else None
+        self.turns = messages[has_system:]
+        if self.turns:
+            self._last, self._last_is_kept = self.turns[-2]["content"], True
+
+    def undo(self) -> str | None:
+        """Forget the last turn that was kept and return what was asked in it; None where there is none."""
+        if not self.turns:
+            return None
+        self._last, self._last_is_kept = self.turns[-2]["content"], False
+        del self.turns[-2:]
+        return self._last
+
     def take_back(self) -> str:
         """Forget the last turn and return what was asked in it; what was asked last when that failed already."""
         if self._last_is_kept:
-            self._last_is_kept = False
-            del self.turns[-2:]
+            self.undo()
         return self._last
 
     def clear(self) -> None:
@@ -57,11 +78,10 @@ class Conversation:
         self._last, self._last_is_kept = "", False
 
     async def _stream(self, question: dict[str, str]) -> AsyncGenerator[Piece, None]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        messages = [*system, *self.turns, question]
+        messages = [*self.messages, question]
         if not self._plain:
             try:
-                async with aclosing(self.client.chat(messages, self._asked)) as pieces:
+                async with aclosing(self.client.chat(messages, self.asked)) as pieces:
                     async for piece in pieces:
                         yield piece
                 return
@@ -69,6 +89,6 @@ class Conversation:
                 self._plain = True
                 self._warn(NO_TEMPLATE)
         transcript = "\n\n".join(message["content"] for message in messages)
-        async with aclosing(self.client.complete(transcript, self._asked)) as pieces:
+        async with aclosing(self.client.complete(transcript, self.asked)) as pieces:
             async for piece in pieces:
                 yield piece

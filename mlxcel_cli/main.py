@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import MlxcelError
 from mlxcel_cli import render
-from mlxcel_cli.commands import models, parity, serve, talk
+from mlxcel_cli.commands import inspect, models, parity, serve, talk
 from mlxcel_cli.errors import WrongUsage
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -33,6 +33,7 @@ COMMANDS = (
     ("pull", models.pull, models.PULL_EXAMPLE),
     ("list", models.list_models, models.LIST_EXAMPLE),
     ("rm", models.remove, models.REMOVE_EXAMPLE),
+    ("inspect", inspect.inspect, inspect.EXAMPLE),
     ("parity", parity.parity, parity.EXAMPLE),
 )
 

@@ -114,6 +114,8 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
 
 async def _converse(talk: Talk) -> bool:
     async with _client(talk) as client:
+        if sys.stdin is None:
+            return True
         if not render.is_terminal(sys.stdin):
             return await _repl(talk, client, Piped(sys.stdin.fileno())).run()
         names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
@@ -137,7 +139,7 @@ def _repl(talk: Talk, client: Client, lines: Lines) -> Repl:
     # A server in this process whose engine is gone will not come back; one elsewhere may.
     fatal = (EngineGone,) if isinstance(talk.where, ServerConfig) else ()
     conversation = _conversation(talk, client)
-    return Repl(conversation, lines, max_tokens=talk.max_tokens, stats=talk.stats, fatal=fatal)
+    return Repl(conversation, lines, stats=talk.stats, fatal=fatal)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:

@@ -28,8 +28,11 @@ def _compiles_in(folder: Path) -> bool:
     MLX asks for the temporary directory whenever it compiles, so the variable stays set where that works; Python's
     own notion of the temporary directory is settled before.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tempfile.gettempdir()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="mlxcel-"))
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
     try:

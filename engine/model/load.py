@@ -5,10 +5,11 @@ and it runs no Python out of a checkpoint unless it was told that it may.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import mlx.core as mx
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
@@ -17,7 +18,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
-from engine.errors import ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
+from engine.config import EngineConfig, setting_of
+from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
 from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import check_complete, read_json
 from engine.request import Sampling
@@ -52,9 +54,12 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
-def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None) -> LoadedModel:
+def load(
+    path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None, lazy: bool = False
+) -> LoadedModel:
     """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
 
+    With `lazy` the weights stay on the disk, as they are there: nothing is decided about them and no note says so.
     An `auto_map` alone is no reason to refuse: mlx-lm never runs it, and most tokenizers load without it.
 
     Raises ModelIncomplete when files are missing, UntrustedCode when it needs its own Python and
@@ -69,7 +74,7 @@ def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | N
     tokenizer = _load_tokenizer(path, config, trust_remote_code)
     if chat_template is not None:
         _replace_template(tokenizer, chat_template)
-    notes = [_place_weights(model)]
+    notes = [] if lazy else [_place_weights(model)]
     context_length = _context_length(config)
     if context_length is None:
         notes.append(f"context: the checkpoint states no length; {FALLBACK_CONTEXT_LENGTH} tokens are assumed")
@@ -134,10 +139,65 @@ def _refusal(path: Path, error: Exception) -> ModelError:
 
 def _replace_template(tokenizer: Any, file: Path) -> None:
     try:
-        tokenizer.chat_template = file.read_text(encoding="utf-8")
+        source = file.read_text(encoding="utf-8")
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"the chat template {file} cannot be read: {error}") from error
+    except jinja2.TemplateSyntaxError as error:
+        if "unknown tag" not in str(error):  # transformers adds tags of its own
+            raise ModelError(f"the chat template {file} is wrong in line {error.lineno}: {error}") from error
+    tokenizer.chat_template = source
     tokenizer.has_chat_template = True
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a model's weights will lie in memory. `packed` are its quantized layers by name.
+
+    `slow` says that nothing here multiplies packed weights fast; then they are expanded to float32 where that
+    leaves room for what else is needed. `half_experts`: expert layers in half precision, which MLX's CPU backend
+    cannot multiply at all.
+    """
+
+    packed: dict[str, Any]
+    half_experts: bool
+    slow: bool
+    free_bytes: int
+    stored_bytes: int
+    expanded_bytes: int
+
+    @property
+    def num_parameters(self) -> int:
+        return self.expanded_bytes // 4
+
+    @property
+    def fits(self) -> bool:
+        return not self.slow or self.stored_bytes <= self.free_bytes
+
+    @property
+    def expands(self) -> bool:
+        return bool(self.packed) and self.slow and self.expanded_bytes <= EXPANDED_SHARE * self.free_bytes
+
+    @property
+    def widens(self) -> bool:
+        return self.half_experts and self.slow and not self.packed
+
+    @property
+    def num_bytes(self) -> int:
+        return self.expanded_bytes if self.expands or self.widens else self.stored_bytes
+
+
+def placement(model: Any) -> Placement:
+    """How the weights of `model`, evaluated or not, will lie in memory."""
+    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+    return Placement(
+        packed=packed,
+        half_experts=any(type(m) is SwitchLinear and m.weight.dtype != mx.float32 for m in model.modules()),
+        slow=mx.default_device() == mx.Device(mx.cpu),
+        free_bytes=available_bytes(),
+        stored_bytes=_parameter_bytes(model),
+        expanded_bytes=_expanded_bytes(model, packed),
+    )
 
 
 def _place_weights(model: Any) -> str:
@@ -145,42 +205,35 @@ def _place_weights(model: Any) -> str:
 
     Too large an allocation on a CPU kills the process, so ModelError is raised before it is tried.
     """
-    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
-    slow = mx.default_device() == mx.Device(mx.cpu)
-    free_bytes, needed_bytes = available_bytes(), _parameter_bytes(model)
-    if slow and needed_bytes > free_bytes:
+    place = placement(model)
+    packed, slow, free_bytes, needed_bytes = place.packed, place.slow, place.free_bytes, place.stored_bytes
+    if not place.fits:
         raise ModelError(
             f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
             hint="choose a smaller model, or the same one with fewer bits",
         )
     if not packed:
-        said = _widen(model, free_bytes) if slow and _has_half_experts(model) else ""
+        said = _widen(model, place) if place.widens else ""
         mx.eval(model.parameters())
         return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))}){said}"
     bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
-    expanded_bytes = _expanded_bytes(model, packed)
-    if slow and expanded_bytes <= EXPANDED_SHARE * free_bytes:
+    if place.expands:
         _expand(model, packed)
         size = human_bytes(_parameter_bytes(model))
         return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
     mx.eval(model.parameters())
     said = f"weights: {bits}-bit ({human_bytes(_parameter_bytes(model))})"
     if slow:
-        said += f", slow: float32 would take {human_bytes(expanded_bytes)} of {human_bytes(free_bytes)} free"
+        said += f", slow: float32 would take {human_bytes(place.expanded_bytes)} of {human_bytes(free_bytes)} free"
     return said
 
 
-def _has_half_experts(model: Any) -> bool:
-    return any(type(module) is SwitchLinear and module.weight.dtype != mx.float32 for module in model.modules())
-
-
-def _widen(model: Any, free_bytes: int) -> str:
+def _widen(model: Any, place: Placement) -> str:
     """Turn every weight to float32: MLX's CPU backend multiplies experts in no other type. Returns the note."""
-    widened_bytes = _expanded_bytes(model, {})
-    if widened_bytes > EXPANDED_SHARE * free_bytes:
+    if place.expanded_bytes > EXPANDED_SHARE * place.free_bytes:
         raise ModelError(
-            f"experts run in float32 alone on a CPU, where the weights take {human_bytes(widened_bytes)} "
-            f"and {human_bytes(free_bytes)} of memory are free",
+            f"experts run in float32 alone on a CPU, where the weights take {human_bytes(place.expanded_bytes)} "
+            f"and {human_bytes(place.free_bytes)} of memory are free",
             hint="choose a smaller model, or a quantized one",
         )
     model.set_dtype(mx.float32)
@@ -327,21 +380,34 @@ def _is_amount(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
 
 
+SAMPLING_SETTINGS = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+
+
 def _sampling(generation: dict[str, Any]) -> Sampling | None:
-    """How the checkpoint asks to be sampled, or None when it does not say. What it leaves out is neutral."""
+    """How the checkpoint asks to be sampled, or None when it does not say. What it leaves out is neutral.
+
+    Raises ModelError for a number that would be refused as a setting.
+    """
     if generation.get("do_sample") is False:
         return Sampling(temperature=0.0)
-    said: dict[str, Any] = {
-        name: kind(generation[name])
-        for name, kind in (
-            ("temperature", float),
-            ("top_k", int),
-            ("top_p", float),
-            ("min_p", float),
-            ("repetition_penalty", float),
-        )
-        if _is_amount(generation.get(name))
-    }
+    settings = {field.name: setting_of(field) for field in fields(EngineConfig)}
+    said: dict[str, Any] = {}
+    for name, setting in SAMPLING_SETTINGS.items():
+        value: Any = generation.get(name)
+        bounds = settings[setting]
+        if not _is_amount(value) or bounds is None:
+            continue
+        try:
+            bounds.check(name, value)
+        except ConfigError as error:
+            raise ModelError(f"generation_config.json: {error}") from error
+        said[name] = int(value) if name == "top_k" else float(value)
     if not said:
         return None
     return Sampling(**{"temperature": NEUTRAL.temperature, **said})

@@ -220,7 +220,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a checkpoint's JSON file; raises ModelError when the file does not hold one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds no JSON object")

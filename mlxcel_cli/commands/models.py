@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mlxcel_cli import render
+from mlxcel_cli import names, render
 
 PULL_EXAMPLE = "Example: mlxcel pull smollm2-135m"
 LIST_EXAMPLE = "Example: mlxcel list --json"
@@ -15,7 +15,12 @@ REMOVE_EXAMPLE = "Example: mlxcel rm smollm2-135m --yes"
 
 
 def pull(
-    model: Annotated[str, typer.Argument(help="a built-in name, owner/name, or a .gguf file", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="a built-in name, owner/name, or a .gguf file", show_default=False, autocompletion=names.known
+        ),
+    ],
     force: Annotated[bool, typer.Option("--force", help="fetch again what is here already")] = False,
 ) -> None:
     """Fetch a model into the store and print where it lies."""
@@ -49,7 +54,10 @@ def list_models(
 
 
 def remove(
-    model: Annotated[str, typer.Argument(help="the model's name in `mlxcel list`", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(help="the model's name in `mlxcel list`", show_default=False, autocompletion=names.stored),
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
 ) -> None:
     """Delete a model from the store."""

@@ -5,10 +5,15 @@ from typing import Annotated
 
 import typer
 
+from mlxcel_cli import names
+
 MODEL_HELP = "a folder, a .gguf file, owner/name, or a built-in name [default: $MLXCEL_MODEL, else smollm2-135m]"
 
-Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", metavar="MODEL", help="the same as MODEL")]
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=names.known)]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", metavar="MODEL", help="the same as MODEL", autocompletion=names.known),
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="settings in place of ~/.config/mlxcel/config.toml")
 ]

@@ -1,12 +1,11 @@
 """`mlxcel parity`: the same requests through every front of the program."""
 
-import asyncio
 import json
 from typing import Annotated
 
 import typer
 
-from mlxcel_cli import checkpoint, config, render
+from mlxcel_cli import checkpoint, config, names, render
 
 EXAMPLE = """\b
 Examples:
@@ -16,7 +15,12 @@ Examples:
 
 
 def parity(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="the model to compare with", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="the model to compare with", show_default=False, autocompletion=names.known
+        ),
+    ],
     max_tokens: Annotated[
         int, typer.Option("--max-tokens", "-n", metavar="N", min=1, help="new tokens in each answer")
     ] = 24,
@@ -27,6 +31,8 @@ def parity(
 ) -> None:
     """Compare answers: the bare engine, in process, and served, alone and in company."""
     path = checkpoint.folder(config.settle({}, model=model).model or model)
+
+    import asyncio
 
     from mlxcel_cli.parity import compare
 

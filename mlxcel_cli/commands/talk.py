@@ -10,6 +10,7 @@ import typer
 
 from engine.config import GREEDY
 from mlxcel_cli import checkpoint, config, render
+from mlxcel_cli.asked import FIELDS
 from mlxcel_cli.commands.options import (
     ConfigFile,
     MaxTokens,
@@ -41,8 +42,7 @@ Examples:
   mlxcel generate --stop "." --seed 7 --temp 0.8 < beginning.txt
 """
 
-# Flags that become fields of a request, by what the wire calls them; and flags of the server in this process.
-FIELDS = {"temp": "temperature"} | {name: name for name in ("top_p", "top_k", "min_p", "repeat_penalty", "seed")}
+# Flags of the server in this process.
 OWN_SERVER = ("ctx_size", "chat_template", "trust_remote_code")
 STDIN_SILENCE_S = 1.0
 

@@ -1,4 +1,4 @@
-"""What keys make of a message."""
+"""What keys make of a message. Pastes are in tests/replay/test_100_paste."""
 
 import stat
 
@@ -13,7 +13,6 @@ from mlxcel_cli.keyboard import HOW_TO_LEAVE, Keyboard, kept_history
 pytestmark = pytest.mark.anyio
 
 UP, CTRL_C, CTRL_D = "\x1b[A", "\x03", "\x04"
-PASTE = "\x1b[200~{}\x1b[201~"
 
 
 async def typed(keys: str, num_messages: int, history=None) -> list[str | None]:
@@ -31,12 +30,6 @@ async def test_three_quotes_begin_and_end_a_message_of_several_lines():
     assert await typed('"""one\rtwo\r\rthree"""\rnext\r', 2) == ["one\ntwo\n\nthree", "next"]
     assert await typed('"""\rone\r"""\r', 1) == ["one"]
     assert await typed('"""one"""\r', 1) == ["one"]
-
-
-async def test_a_bracketed_paste_is_one_message():
-    text = "\n".join(f"line {i} of a long paste" for i in range(2000))
-    assert len(text) > 40_000
-    assert await typed(PASTE.format(text) + "\rnext\r", 2) == [text, "next"]
 
 
 async def test_ctrl_c_clears_the_line_and_says_how_to_leave_when_it_is_empty(capsys):

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from mlxcel_cli import transcript
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import NO_TEMPLATE, Conversation
 from mlxcel_cli.errors import EngineGone
@@ -26,10 +27,10 @@ class Given:
         return self.messages.pop(0) if self.messages else None
 
 
-async def chat(double: Double, *messages: str, system: str | None = None, **options) -> bool:
+async def chat(double: Double, *messages: str, system: str | None = None, fields=(), **options) -> bool:
     async with Client(InProcess(double.app()), "http://localhost") as client:
         warned: list[str] = []
-        conversation = Conversation(client, system=system, asked={}, warn=warned.append)
+        conversation = Conversation(client, system=system, asked=dict(fields), warn=warned.append)
         went_well = await Repl(conversation, Given(*messages), **options).run()
         double.warned = warned
         return went_well
@@ -175,11 +176,167 @@ async def test_a_model_without_a_template_is_given_the_plain_transcript_and_that
 
 async def test_an_answer_that_was_cut_says_so(capsys):
     double = Double(finish_reason="length")
-    await chat(double, "one", max_tokens=2)
+    await chat(double, "one", fields={"max_tokens": 2})
     await chat(double, "one")
     first, second = capsys.readouterr().err.splitlines()
     assert first == "(cut at 2 tokens by --max-tokens 2; without it the answer runs to its end)"
     assert second == "(cut at 2 tokens: the context is full, or the server allows no more)"
+
+
+async def test_undo_drops_the_last_turn_and_then_the_one_before(capsys):
+    double = Double()
+    await chat(double, "one", "two", "three", "/undo", "/undo", "four", system="brief")
+    turn = [("user", "one"), ("assistant", "Hello")]
+    assert asked(double)[-1] == [("system", "brief"), *turn, ("user", "four")]
+    assert capsys.readouterr().err == "(dropped: three)\n(dropped: two)\n"
+
+
+async def test_undo_with_nothing_left(capsys):
+    double = Double()
+    assert await chat(double, "/undo", "one", "/undo", "/undo", "/retry")
+    assert asked(double) == [[("user", "one")], [("user", "one")]]
+    assert capsys.readouterr().err.count("(there is no turn to drop)") == 2
+
+
+async def test_undo_after_a_failed_turn_drops_the_one_that_was_kept():
+    double = Double()
+    double.answer = lambda body: Refusal(500, "no") if len(double.asked) == 2 else ["Hello"]
+    await chat(double, "one", "two", "/undo", "three")
+    assert asked(double)[-1] == [("user", "three")]
+
+
+async def test_set_changes_the_fields_of_later_answers(capsys):
+    double = Double()
+    messages = ["one", "/set temp 0.5", '/set stop "a\\nb"', "/set max-tokens 7", "two", "/set temp default"]
+    assert await chat(double, *messages, "/set max_tokens -1", "three", fields={"seed": 3, "top_p": 0.5})
+    fields = [
+        {k: v for k, v in body.items() if k not in ("messages", "stream", "stream_options")}
+        for _, body in double.asked
+    ]
+    kept = {"seed": 3, "top_p": 0.5}
+    assert fields == [
+        kept,
+        {**kept, "temperature": 0.5, "stop": ["a\nb"], "max_tokens": 7},
+        {**kept, "stop": ["a\nb"]},
+    ]
+    assert capsys.readouterr().err.splitlines() == [
+        "(temp: 0.5)",
+        '(stop: "a\\nb")',
+        "(max-tokens: 7)",
+        "(temp: default)",
+        "(max_tokens: default)",
+    ]
+
+
+async def test_set_alone_shows_every_field(capsys):
+    double = Double()
+    await chat(double, "/set", "/set top-k", fields={"temperature": 0.5, "top_k": 4, "stop": ["a", "b c"]})
+    *listed, last = capsys.readouterr().err.splitlines()
+    assert [line.split(maxsplit=1) for line in listed] == [
+        ["temp", "0.5"],
+        ["top_p", "default"],
+        ["top_k", "4"],
+        ["min_p", "default"],
+        ["repeat_penalty", "default"],
+        ["seed", "default"],
+        ["max_tokens", "default"],
+        ["stop", '"a" "b c"'],
+    ]
+    assert last == "(top-k: 4)"
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("tmp 1", "unknown setting tmp\nhint: did you mean temp?"),
+        ("xyz 1", "unknown setting xyz\nhint: /set lists them"),
+        ("xyz", "unknown setting xyz\nhint: /set lists them"),
+        ("temp hot", "temp must be a number, not 'hot'"),
+        ("temp nan", "temp must be a finite number, not nan"),
+        ("temp -1", "temp must be at least 0, not -1"),
+        ("top_p 2", "top_p must be at most 1, not 2"),
+        ("top_k 1.5", "top_k must be a whole number, not '1.5'"),
+        ("max_tokens -2", "max_tokens must be at least -1, not -2"),
+        ("max_tokens many", "max_tokens must be a whole number, not 'many'"),
+        ('stop ""', "stop: an empty text would end every answer before it begins"),
+        ('stop "a', 'stop: "a is not closed or has an escape that JSON does not know'),
+    ],
+)
+async def test_set_refuses_what_does_not_do_and_changes_nothing(said, error, capsys):
+    double = Double()
+    assert not await chat(double, f"/set {said}", "one")
+    assert capsys.readouterr().err == f"error: {error}\n"
+    assert double.asked[0][1].keys() == {"messages", "stream", "stream_options"}
+
+
+async def test_stats_shows_the_last_answers_numbers_and_on_shows_each(capsys):
+    double = Double()
+    await chat(double, "/stats", "one", "/stats", "/stats on", "two", "/stats off", "three")
+    first, numbers, on, after, off = capsys.readouterr().err.splitlines()
+    assert first == "(nothing was answered yet)"
+    assert numbers.startswith("prompt: 4 tokens")
+    assert after.startswith("prompt: 4 tokens")
+    assert (on, off) == ("(numbers after every answer: on)", "(numbers after every answer: off)")
+
+
+async def test_stats_knows_on_and_off(capsys):
+    await chat(Double(), "/stats perhaps")
+    assert (
+        capsys.readouterr().err == "error: /stats does not know perhaps\nhint: /stats, /stats on or /stats off\n"
+    )
+
+
+async def test_a_saved_conversation_is_gone_on_with_later(tmp_path, capsys):
+    double, file = Double(), tmp_path / "talk é.json"
+    assert await chat(double, "one", f"/save {file}", system="brief")
+    assert await chat(double, "other", f"/load {file}", "two", "/save", "/undo", "/undo", "/retry")
+    start = [("system", "brief"), ("user", "one")]
+    assert asked(double)[2] == [*start, ("assistant", "Hello"), ("user", "two")]
+    assert asked(double)[3] == start
+    said = capsys.readouterr().err
+    assert f"(saved to {file})" in said
+    assert f"(1 turn loaded from {file})" in said
+    assert [message["content"] for message in transcript.read(file)] == ["brief", "one", "Hello", "two", "Hello"]
+
+
+async def test_control_bytes_of_a_loaded_conversation_do_not_reach_the_terminal(tmp_path, capsys):
+    title = "\x1b]0;title\x07"
+    said = [{"role": role, "content": title} for role in ("system", "user", "assistant")]
+    transcript.write(tmp_path / "a", said, replaces=False)
+    await chat(Double(), f"/load {tmp_path / 'a'}", "/system", "/undo")
+    assert "\x1b" not in capsys.readouterr().err
+
+
+async def test_retry_after_load_asks_its_last_question_again(tmp_path):
+    double, file = Double(), tmp_path / "talk.json"
+    await chat(double, "one", f"/save {file}")
+    await chat(double, f"/load {file}", "/retry")
+    assert asked(double)[-1] == [("user", "one")]
+
+
+async def test_save_overwrites_nothing_but_its_own(tmp_path, capsys):
+    file = tmp_path / "talk.json"
+    file.write_text("precious")
+    assert not await chat(Double(), "one", f"/save {file}")
+    assert file.read_text() == "precious"
+    assert capsys.readouterr().err == (
+        f"error: {file} exists already\nhint: choose another name; nothing is overwritten\n"
+    )
+    other = tmp_path / "other.json"
+    assert not await chat(Double(), "one", f"/save {other}", "/clear", "two", f"/save {other}", "/save")
+    assert [message["content"] for message in transcript.read(other)] == ["one", "Hello"]
+    said = capsys.readouterr().err
+    assert f"error: {other} exists already" in said
+    assert "error: /save needs a name the first time\nhint: /save FILE" in said
+
+
+async def test_a_file_that_cannot_be_loaded_leaves_the_conversation_as_it_was(tmp_path, capsys):
+    double = Double()
+    assert not await chat(double, "one", f"/load {tmp_path / 'missing'}", "/load", "two")
+    assert len(asked(double)[1]) == 3
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path / 'missing'} cannot be read: " in said
+    assert "error: /load needs the name of a file" in said
 
 
 async def test_stats_are_one_line_of_talk(capsys):

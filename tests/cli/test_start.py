@@ -36,6 +36,8 @@ def start(code: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         (["generate", "--help"], 0),
         (["serve", "--help"], 0),
         (["pull", "--help"], 0),
+        (["inspect", "--help"], 0),
+        (["inspect", "nothing"], 1),
     ],
     ids=str,
 )
@@ -57,11 +59,3 @@ def test_answers_at_once(arguments):
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < LIMIT_S
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_completion_script_is_printed(shell, monkeypatch):
-    monkeypatch.setenv("_MLXCEL_COMPLETE", f"source_{shell}")
-    ended = start("from mlxcel_cli.main import main; main()", [])
-    assert ended.returncode == 0, ended.stderr
-    assert "_MLXCEL_COMPLETE=complete_" + shell in ended.stdout

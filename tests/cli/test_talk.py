@@ -133,6 +133,7 @@ def test_a_piped_chat_with_a_failed_turn_ends_with_1(double, address, mlxcel):
     ("arguments", "code", "error"),
     [
         (["run", "-p", "x", "--server", "host:80"], 1, "host:80 is not the address of a server"),
+        (["run", "-p", "x", "--server", "http://h:99999"], 1, "http://h:99999 is not the address of a server"),
         (["run", "-p", "x", "--server", "http://h", "-c", "9"], 2, "--ctx-size is decided where the server was"),
         (
             ["run", "-p", "x", "--server", "http://h", "--config", "f"],
@@ -197,3 +198,14 @@ def test_a_model_that_cannot_load_ends_the_command(command, tmp_path, mlxcel):
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.count("error: ") == 1
     assert "nonsense" in ended.err
+
+
+def test_a_chat_without_a_stdin_ends(address, mlxcel):
+    assert mlxcel("chat", "--server", address, stdin=None).code == 0
+
+
+def test_a_piped_chat_goes_on_after_a_message_that_is_no_text(address, mlxcel):
+    ended = mlxcel("chat", "--server", address, stdin=b"a\xff\nhello\n")
+    assert ended.code == 1
+    assert "stdin is not UTF-8 text" in ended.err
+    assert ended.out

@@ -171,7 +171,7 @@ def test_a_redirected_chat_keeps_its_answers_apart_from_its_prompt(address, at_t
         os.close(writer)
         terminal.wait_for(b">>>")
         terminal.type(b"one\r")
-        terminal.wait_for(b">>>")
+        terminal.wait_for(b"one\r", b"\n", b">>>")  # the line may be drawn again, prompt and all, before it ends
         terminal.type(CTRL_D)
         assert terminal.ended() == 0
         with open(reader, "rb", closefd=False) as data:

@@ -1,9 +1,18 @@
-"""The generated pages are what the code says now."""
+"""The generated pages are what the code says now, and lists written by hand leave nothing out."""
 
+import os
+import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from mlxcel_cli.repl import HELP
+
 DOCS = Path(__file__).parents[2] / "docs"
+COMPLETIONS = DOCS.parent / "completions"
 
 
 def test_the_page_of_families_is_current():
@@ -14,3 +23,25 @@ def test_the_page_of_families_is_current():
 def test_the_settings_page_is_current():
     generate = runpy.run_path(str(DOCS / "generate.py"))
     assert (DOCS / "settings.md").read_text() == generate["settings_page"](), "run `make docs`"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completions_are_current(shell):
+    program = [sys.executable, "-c", "from mlxcel_cli.main import main; main()"]
+    environment = {**os.environ, "_MLXCEL_COMPLETE": f"source_{shell}"}
+    ended = subprocess.run(program, env=environment, capture_output=True, text=True, check=True)
+    assert (COMPLETIONS / f"mlxcel.{shell}").read_text() == ended.stdout, "run `make completions`"
+
+
+def test_the_chat_page_lists_the_commands_that_help_does():
+    in_table = re.findall(r"^\| (.*?) \|", (DOCS / "chat.md").read_text(), re.MULTILINE)
+    words = {word for cell in in_table for word in re.findall(r"/[a-z?]+", cell)}
+    assert words == {word for line in HELP.splitlines() for word in re.findall(r"(?:^|, )(/[a-z?]+)", line)}
+
+
+def test_the_walk_pictures_every_file_of_the_command_line():
+    pictured = set(
+        re.findall(r"`(\w+\.py|commands/)`", (DOCS / "walk.md").read_text().partition("command line's files")[2])
+    )
+    files = {path.name for path in (DOCS.parent / "mlxcel_cli").glob("[a-z]*.py")}
+    assert pictured == files | {"commands/"}

@@ -1,9 +1,12 @@
 """Fixtures of the replayed cases."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mlxcel_cli.main import outcome
 from tests.tiny import write_checkpoint
 
 
@@ -16,3 +19,18 @@ def anyio_backend() -> str:
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny checkpoint whose greedy answers differ from prompt to prompt."""
     return write_checkpoint(tmp_path_factory.mktemp("models") / "gemma3", "gemma3_text")
+
+
+@pytest.fixture
+def mlxcel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The program in this process, with a file that holds `stdin`."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+
+    def run(*arguments: str, stdin: bytes = b"") -> int:
+        path = tmp_path / "stdin"
+        path.write_bytes(stdin)
+        with open(path) as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            return outcome(arguments)
+
+    return run

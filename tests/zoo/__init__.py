@@ -111,6 +111,9 @@ class _Bytes:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())
 
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(byte): byte for byte in range(256)}
+
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         return bytes(token % 256 for token in ids).decode(errors="replace")
 

@@ -229,6 +229,19 @@ def test_a_template_file_replaces_the_checkpoints_own(checkpoint: Callable[..., 
     assert loaded.tokenizer.apply_chat_template(message, tokenize=False) == "say hi"
     with pytest.raises(ModelError, match="cannot be read"):
         load(tmp_path / "checkpoint", chat_template=tmp_path / "gone.jinja")
+    file.write_text("{% if %}")
+    with pytest.raises(ModelError, match="wrong in line 1"):
+        load(tmp_path / "checkpoint", chat_template=file)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [{"top_k": float("inf")}, {"temperature": 1e9}, {"min_p": 5}, {"top_p": 7}, {"repetition_penalty": 0}],
+    ids=str,
+)
+def test_sampling_out_of_bounds_is_named(checkpoint: Callable[..., Path], said: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"generation_config\.json: " + next(iter(said))):
+        load(checkpoint(generation_config=said))
 
 
 def test_without_a_template_there_is_none(checkpoint: Callable[..., Path]) -> None:

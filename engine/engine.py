@@ -76,7 +76,12 @@ class Engine:
     def open(cls, config: EngineConfig) -> "Engine":
         """Load the checkpoint that `config` names. Raises ModelError and ConfigError."""
         kernels = portable.prepare(default_home() / "kernels")
-        loaded = load(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+        loaded = load(
+            config.model,
+            trust_remote_code=config.trust_remote_code,
+            chat_template=config.chat_template,
+            adapter=config.adapter,
+        )
         engine = cls(loaded, config)
         engine.notes = (kernels, *engine.notes)
         return engine

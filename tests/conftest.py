@@ -22,3 +22,9 @@ def _off_the_hub() -> Iterator[None]:
 def real_checkpoint() -> Path:
     """The folder of SmolLM2-135M in this person's own store, so that it is fetched once and not once a run."""
     return ensure("smollm2-135m")
+
+
+@pytest.fixture(scope="session")
+def real_base_checkpoint() -> Path:
+    """The folder of Gemma 3 270M, a base model, in the same store."""
+    return ensure("gemma3-270m")

@@ -43,7 +43,7 @@ Examples:
 
 # Flags that become fields of a request, by what the wire calls them; and flags of the server in this process.
 FIELDS = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "seed": "seed"}
-OWN_SERVER = ("ctx_size", "chat_template", "trust_remote_code")
+OWN_SERVER = ("ctx_size", "chat_template", "adapter", "trust_remote_code")
 STDIN_SILENCE_S = 1.0
 
 

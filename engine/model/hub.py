@@ -31,6 +31,7 @@ SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 TOKENIZERS = (*TOKENIZER_FILES, "*.tiktoken")
 WEIGHTS = "model*.safetensors"
 PIECE_BYTES = 1 << 20
+ENDPOINT_HINT = "HF_ENDPOINT and HTTPS_PROXY hold; what has come is kept for the next attempt"
 
 _NAME = re.compile(
     r"(?:(?P<owner>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<name>[A-Za-z0-9_][A-Za-z0-9._-]*)"
@@ -194,7 +195,7 @@ def _bring(snapshot: Snapshot, files: list[HubFile], folder: Path, progress: Pro
     """Bring each of `files` whole into `folder`, unless it is there."""
     _check_space(files, folder)
     total = sum(file.size_bytes for file in files)
-    before, stage = 0, f"fetch {snapshot.name.entry}"
+    before, stage = 0, "fetch"
     for file in files:
         target = folder / file.name
         if not _holds(target, file):
@@ -311,8 +312,13 @@ def _plain_errors(name: HubName) -> Iterator[None]:
         raise FetchFailed(f"the hub answered {status} when asked for {name.entry}", hint=hint) from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         said = " ".join(str(error).split())[:200] or type(error).__name__
-        hint = "HF_ENDPOINT and HTTPS_PROXY hold; what has come is kept for the next attempt"
-        raise FetchFailed(f"the hub cannot be reached for {name.entry}: {said}", hint=hint) from error
+        raise FetchFailed(f"the hub cannot be reached for {name.entry}: {said}", hint=ENDPOINT_HINT) from error
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        # What answers at HF_ENDPOINT may be no hub at all, and the library trusts it.
+        said = " ".join(str(error).split())[:200] or type(error).__name__
+        raise FetchFailed(
+            f"the hub's answer about {name.entry} cannot be used: {said}", hint=ENDPOINT_HINT
+        ) from error
     except OSError as error:
         if error.errno is not None:
             raise

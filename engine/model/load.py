@@ -228,6 +228,7 @@ def _apply_adapter(model: Any, folder: Path) -> str:
         and said.get("fine_tune_type") != "full"
     ):
         raise ModelError(f"{folder} is no adapter of mlx-lm: it has no lora_parameters", hint=ADAPTER_HINT)
+    own = {name for name, module in model.named_modules() if "lora_a" in module}
     try:
         load_adapters(model, str(folder))
         given = set(mx.load(str(folder / ADAPTER_WEIGHTS)))
@@ -235,7 +236,7 @@ def _apply_adapter(model: Any, folder: Path) -> str:
         # Its two files' contents can make any part of mlx-lm raise anything.
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise ModelError(f"the adapter {folder} does not fit the model: {reason}", hint=ADAPTER_HINT) from error
-    layers = {name: module for name, module in model.named_modules() if "lora_a" in module}
+    layers = {name: module for name, module in model.named_modules() if "lora_a" in module and name not in own}
     for name, module in layers.items():
         for leaf in ("lora_a", "lora_b", "m"):
             if leaf in module and f"{name}.{leaf}" not in given:
@@ -243,7 +244,7 @@ def _apply_adapter(model: Any, folder: Path) -> str:
     fused = 0
     for name, module in layers.items():
         base = module.get("linear", module.get("embedding"))
-        if base.weight.dtype == mx.float32:
+        if base is not None and base.weight.dtype == mx.float32:
             layer = module.fuse()
             mx.eval(layer.parameters())
             model.update_modules(tree_unflatten([(name, layer)]))

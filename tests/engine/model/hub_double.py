@@ -32,6 +32,7 @@ class Hub:
     cut: dict[str, int] = field(default_factory=dict)
     served_as: dict[str, bytes] = field(default_factory=dict)
     ignores_range: bool = False
+    says_instead: bytes | None = None
     asked: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -72,7 +73,9 @@ def serving(hub: Hub) -> Iterator[str]:
             hub.asked.append((self.command, self.path.partition("?")[0], self.headers.get("Range"), token))
             parts = self.path.partition("?")[0].strip("/").split("/")
             repository = "/".join(parts[2:4]) if parts[0] == "api" else "/".join(parts[:2])
-            if parts[0] == "large":
+            if hub.says_instead is not None:
+                self.answer(200, hub.says_instead)
+            elif parts[0] == "large":
                 self.content("/".join(parts[1:3]), parts[3], parts[4])
             elif repository in hub.refuse:
                 status, headers = hub.refuse[repository]

@@ -64,7 +64,7 @@ def test_a_name_on_the_hub_becomes_an_entry_with_what_a_checkpoint_needs(hub: Hu
     [entry] = store.list()
     assert (entry.name, entry.source) == (NAME, f"{NAME} {commit_of(NAME, 0)[:12]}")
     total = sum(len(body) for body in wanted.values())
-    assert {(stage, end) for stage, _, end in stages} == {(f"fetch {NAME}", total)}
+    assert {(stage, end) for stage, _, end in stages} == {("fetch", total)}
     done = [count for _, count, _ in stages]
     assert done == sorted(done)
     assert done[-1] == total
@@ -255,6 +255,14 @@ def test_a_hub_out_of_reach_is_one_line(hub: Hub, store: Store, monkeypatch: pyt
     with pytest.raises(FetchFailed, match="the hub cannot be reached for someone/tiny: ") as caught:
         ensure(NAME, store=store)
     assert "HF_ENDPOINT" in caught.value.hint
+
+
+@pytest.mark.parametrize("body", [b"<html>log in first</html>", b"[]", b'{"id": "x"}', b'{"sha": 1}'])
+def test_what_is_no_hub_is_one_line(hub: Hub, store: Store, body: bytes) -> None:
+    hub.says_instead = body
+    with pytest.raises(FetchFailed) as caught:
+        ensure(NAME, store=store)
+    assert "\n" not in str(caught.value)
 
 
 def test_offline_only_what_is_here_is_used(hub: Hub, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,7 @@ class EngineConfig:
     )
     trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")
     chat_template: Path | None = setting(None, "a Jinja file used in place of the checkpoint's chat template")
+    adapter: Path | None = setting(None, "a folder with LoRA or DoRA weights of mlx-lm, applied to the model")
     temp: float | None = setting(None, "default temperature; 0: greedy", minimum=0, maximum=100)
     top_k: int | None = setting(None, "default top-k; 0: off", minimum=0)
     top_p: float | None = setting(None, "default top-p; 1: off", minimum=0, maximum=1)

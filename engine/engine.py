@@ -90,11 +90,18 @@ class Engine:
     def open(cls, config: EngineConfig) -> "Engine":
         """Load the checkpoint that `config` names. Raises ModelError and ConfigError."""
         kernels = portable.prepare(default_home() / "kernels")
-        loaded = load(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+        loaded = load(
+            config.model,
+            trust_remote_code=config.trust_remote_code,
+            chat_template=config.chat_template,
+            adapter=config.adapter,
+        )
+        # What an adapter or a checkpoint's own code does to the layers is not in the verdict's name.
         verdicts = Verdicts(default_home() / "probes")
-        known = verdicts.find(config.model)
+        keeps = config.adapter is None and not config.trust_remote_code
+        known = verdicts.find(config.model) if keeps else None
         engine = cls(loaded, config, verdict=known)
-        if known is None:
+        if keeps and known is None:
             verdicts.keep(config.model, engine.verdict)
         engine.notes = (kernels, *engine.notes)
         return engine

@@ -95,15 +95,19 @@ def select_before_head(model: Any, vocab_size: int) -> HeadSelection:
     """Let the model's output head run only on the tokens that the returned selection names.
 
     The head is the linear layer outside the blocks whose outputs are the vocabulary, or an embedding used as
-    one. Its class is replaced by a subclass of it; names and weights stay what they are.
+    one; with an adapter's low-rank layer around it, that layer. Its class is replaced by a subclass of it; names
+    and weights stay what they are.
     """
     selection = HeadSelection()
-    for name, module in model.named_modules():
-        if any(part.isdigit() for part in name.split(".")):
+    modules = model.named_modules()
+    around = {name for name, module in modules if "lora_a" in module}
+    for name, module in modules:
+        if any(part.isdigit() for part in name.split(".")) or name.rpartition(".")[0] in around:
             continue
-        if isinstance(module, (nn.Embedding, nn.QuantizedEmbedding)):
+        layer = module.get("linear", module.get("embedding")) if name in around else module
+        if isinstance(layer, (nn.Embedding, nn.QuantizedEmbedding)):
             _override(module, "as_linear", selection)
-        elif isinstance(module, (nn.Linear, nn.QuantizedLinear)) and module.weight.shape[0] == vocab_size:
+        elif isinstance(layer, (nn.Linear, nn.QuantizedLinear)) and layer.weight.shape[0] == vocab_size:
             _override(module, "__call__", selection)
     return selection
 

@@ -1,10 +1,8 @@
 """A GGUF file, read once and written again as an MLX checkpoint folder.
 
-Every number stays what it was. Q4_0, Q4_1 and Q8_0 blocks are w = d * q (+ m) with half-precision d and m, which
-is MLX's affine form with groups of 32: codes are repacked bit by bit, and scales and biases are kept as float32,
-because a bias such as -128 * d need not be a half-precision number. In float32 the product d * q is exact, so
-`mx.dequantize` gives the very values that GGUF's own rule gives. Scales take 8 bytes per 32 weights in place of
-2 to 4: the price of exactness. F16, BF16 and F32 tensors are copied. Every other kind is refused by name.
+Quantized tensors become MLX's packed form, most of them without changing a number (`packing.py`); F16, BF16 and
+F32 tensors are copied. Every other kind is refused by name. Scales take 8 bytes per 32 weights in place of 2 to 4:
+the price of exactness.
 
 It knows the file format and the names of tensors; vocabularies are read in `vocabulary.py`. No MLX here.
 """
@@ -22,6 +20,7 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 
 from engine.errors import ModelIncomplete, UnsupportedModel
+from engine.model.packing import BITS, GROUP_SIZE, pack
 from engine.model.vocabulary import write_tokenizer
 
 Progress = Callable[[str, int, int | None], None]
@@ -29,15 +28,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-GROUP_SIZE = 32
 DEFAULT_ALIGNMENT_BYTES = 32
+PIECE_BYTES = 1 << 22
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 PLAIN = {Kind.F32: "F32", Kind.F16: "F16", Kind.BF16: "BF16"}
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
-BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -183,8 +181,8 @@ class GGUFFile:
 def import_gguf(source: Path, destination: Path, *, progress: Progress = lambda *_: None) -> None:
     """Write the checkpoint folder `destination` (which exists) from the GGUF file `source`.
 
-    Peak memory is about one tensor. Raises UnsupportedModel naming the architecture, tensor kind, rope scaling or
-    tokenizer that cannot be taken over, and ModelIncomplete for a file that is cut short.
+    Memory does not grow with the tensors. Raises UnsupportedModel naming the architecture, tensor kind, rope
+    scaling or tokenizer that cannot be taken over, and ModelIncomplete for a file that is cut short.
     """
     file = GGUFFile(source)
     try:
@@ -232,7 +230,7 @@ class Output:
 
     @property
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """(name, safetensors type, shape) of each array written, in the order `arrays` yields them."""
+        """(name, safetensors type, shape) of each array written, in the order `pieces` gives them."""
         tensor = self.tensor
         if tensor.kind in PLAIN:
             return [(self.name, PLAIN[tensor.kind], tensor.shape)]
@@ -244,43 +242,21 @@ class Output:
             (f"{self.module}.biases", "F32", groups),
         ]
 
-    def arrays(self, rows: Array) -> Iterator[Array]:
-        """The data of `specs`, from the tensor's bytes as `[rows, bytes per row]`."""
+    def pieces(self, rows: Array) -> Iterator[tuple[Array, ...]]:
+        """The data of `specs`, some rows at a time, from the tensor's bytes as `[rows, bytes per row]`."""
         if self.row_order is not None:
-            rows = rows.reshape(len(self.row_order), -1)[self.row_order]
-        if self.tensor.kind not in PLAIN:
-            yield from pack(rows, self.tensor.kind)
-        elif self.minus_one:
-            yield np.ascontiguousarray(rows).view("<f4") - np.float32(1)
-        else:
-            yield np.ascontiguousarray(rows)
-
-
-def pack(rows: Array, kind: Kind) -> tuple[Array, Array, Array]:
-    """GGUF blocks `[rows, bytes per row]` as MLX's packed words (uint32), scales and biases (float32), exactly.
-
-    Word k of a row holds elements 8k to 8k+7 (4 bits) or 4k to 4k+3 (8 bits), the first in the lowest bits.
-    """
-    block_bytes = GGML_QUANT_SIZES[kind][1]
-    blocks = np.ascontiguousarray(rows).reshape(len(rows), -1, block_bytes)
-    scales = _half(blocks, 0)
-    if kind == Kind.Q8_0:
-        codes = blocks[..., 2:] ^ np.uint8(0x80)
-        biases = scales * np.float32(-128)
-    else:
-        first = 4 if kind == Kind.Q4_1 else 2
-        biases = _half(blocks, 2) if kind == Kind.Q4_1 else scales * np.float32(-8)
-        nibbles = blocks[..., first:]
-        elements = np.concatenate([nibbles & np.uint8(0x0F), nibbles >> np.uint8(4)], axis=-1)
-        codes = elements[..., 0::2] | (elements[..., 1::2] << np.uint8(4))
-    words = np.ascontiguousarray(codes).reshape(len(rows), -1).view("<u4")
-    return words, scales, biases
-
-
-def _half(blocks: Array, at: int) -> Array:
-    """The half-precision number at byte `at` of each block, as float32."""
-    halves = np.ascontiguousarray(blocks[..., at : at + 2]).view("<f2")[..., 0]
-    return halves.astype(np.float32)
+            rows = rows.reshape(len(self.row_order), -1)
+        step = max(1, PIECE_BYTES // rows.shape[1])
+        for start in range(0, len(rows), step):
+            piece = rows[start : start + step]
+            if self.row_order is not None:
+                piece = rows[self.row_order[start : start + step]]
+            if self.tensor.kind not in PLAIN:
+                yield pack(piece, self.tensor.kind)
+            elif self.minus_one:
+                yield (np.ascontiguousarray(piece).view("<f4") - np.float32(1),)
+            else:
+                yield (np.ascontiguousarray(piece),)
 
 
 def _size_bytes(name: str, kind: Kind, shape: tuple[int, ...]) -> int:
@@ -299,7 +275,7 @@ def _output(file: GGUFFile, tensor: Tensor, family: Family, config: dict[str, An
         raise UnsupportedModel(
             f"{file.path}: {tensor.name} is {tensor.kind.name}; imported are "
             f"{', '.join(kind.name for kind in (*BITS, *PLAIN))}",
-            hint="ask for a Q4_0, Q4_1, Q8_0 or F16 file of this model",
+            hint="ask for a Q4_K_M, Q4_0, Q8_0 or F16 file of this model",
         )
     stem, _, suffix = tensor.name.rpartition(".")
     block, _, part = stem.removeprefix("blk.").partition(".")
@@ -469,7 +445,10 @@ def _write_safetensors(path: Path, file: GGUFFile, outputs: list[Output], progre
     with open(path, "wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
         for output in outputs:
-            for array in output.arrays(file.rows(output.tensor)):
-                out.write(array.tobytes())
+            places = [8 + len(text) + header[name]["data_offsets"][0] for name, *_ in output.specs]
+            for arrays in output.pieces(file.rows(output.tensor)):
+                for at, array in enumerate(arrays):
+                    out.seek(places[at])
+                    places[at] += out.write(array.tobytes())
             done += output.tensor.size_bytes
             progress("import", done, total)

@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 
 from engine.config import EngineConfig, setting_of
 from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
@@ -32,6 +32,8 @@ CONTEXT_FIELDS = (
 EXPANDED_SHARE = 0.75
 NEUTRAL = Sampling(temperature=1.0)
 ANSWER = "mlxcel"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
+ADAPTER_HINT = "an adapter is a folder that `mlx_lm.lora` wrote, for this very model"
 TRUST_HINT = "--trust-remote-code allows it, if you trust where the checkpoint comes from"
 
 
@@ -55,11 +57,18 @@ class LoadedModel:
 
 
 def load(
-    path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None, lazy: bool = False
+    path: Path,
+    *,
+    trust_remote_code: bool = False,
+    chat_template: Path | None = None,
+    adapter: Path | None = None,
+    lazy: bool = False,
 ) -> LoadedModel:
     """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
 
-    With `lazy` the weights stay on the disk, as they are there: nothing is decided about them and no note says so.
+    `adapter` is a folder with mlx-lm's LoRA or DoRA weights, which are applied to the model in memory. With `lazy`
+    the weights stay on the disk, as they are there: nothing is decided about them and no note says so.
+
     An `auto_map` alone is no reason to refuse: mlx-lm never runs it, and most tokenizers load without it.
 
     Raises ModelIncomplete when files are missing, UntrustedCode when it needs its own Python and
@@ -75,6 +84,8 @@ def load(
     if chat_template is not None:
         _replace_template(tokenizer, chat_template)
     notes = [] if lazy else [_place_weights(model)]
+    if adapter is not None:
+        notes.append(_apply_adapter(model, adapter))
     context_length = _context_length(config)
     if context_length is None:
         notes.append(f"context: the checkpoint states no length; {FALLBACK_CONTEXT_LENGTH} tokens are assumed")
@@ -270,6 +281,48 @@ def _expanded_weight(module: Any) -> mx.array:
         global_scale=module.get("global_scale"),
         dtype=mx.float32,
     )
+
+
+def _apply_adapter(model: Any, folder: Path) -> str:
+    """Put the adapter's layers into the evaluated model; return the line that says so.
+
+    It comes after packed weights were expanded: low-rank layers over float32 ones are added into them for good,
+    so that they cost nothing at run time. Over other layers they stay, because rounding would eat small changes.
+    Raises ModelIncomplete for files that are missing, ModelError for an adapter of another model or kind.
+    """
+    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelIncomplete(f"{folder} is no whole adapter: {name} is missing", hint=ADAPTER_HINT)
+    if (
+        "lora_parameters" not in (said := read_json(folder / ADAPTER_CONFIG))
+        and said.get("fine_tune_type") != "full"
+    ):
+        raise ModelError(f"{folder} is no adapter of mlx-lm: it has no lora_parameters", hint=ADAPTER_HINT)
+    own = {name for name, module in model.named_modules() if "lora_a" in module}
+    try:
+        load_adapters(model, str(folder))
+        given = set(mx.load(str(folder / ADAPTER_WEIGHTS)))
+    except Exception as error:
+        # Its two files' contents can make any part of mlx-lm raise anything.
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelError(f"the adapter {folder} does not fit the model: {reason}", hint=ADAPTER_HINT) from error
+    layers = {name: module for name, module in model.named_modules() if "lora_a" in module and name not in own}
+    for name, module in layers.items():
+        for leaf in ("lora_a", "lora_b", "m"):
+            if leaf in module and f"{name}.{leaf}" not in given:
+                raise ModelIncomplete(f"the adapter {folder} has no {name}.{leaf}", hint=ADAPTER_HINT)
+    fused = 0
+    for name, module in layers.items():
+        base = module.get("linear", module.get("embedding"))
+        if base is not None and base.weight.dtype == mx.float32:
+            layer = module.fuse()
+            mx.eval(layer.parameters())
+            model.update_modules(tree_unflatten([(name, layer)]))
+            fused += 1
+    model.eval()
+    mx.eval(model.parameters())
+    how = "added into the weights" if fused == len(layers) else "beside the weights"
+    return f"adapter: {folder}, {len(layers)} layers {how}" if layers else f"adapter: {folder}, whole weights"
 
 
 _UNPACKED: dict[type, Callable[[], Any]] = {

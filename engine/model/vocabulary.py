@@ -85,7 +85,7 @@ def write_tokenizer(metadata: dict[str, Any], folder: Path, config: dict[str, An
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, ids[bos])]
         )
-    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     said = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -168,11 +168,13 @@ def _merges(ids: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str
 
 
 def _mark(tokenizer: Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Let control and user-defined tokens be found whole in any text; control tokens are special."""
-    for index, kind in enumerate(types):
-        if kind in (CONTROL, USER_DEFINED):
-            token = AddedToken(tokens[index], special=kind == CONTROL, normalized=False)
-            (tokenizer.add_special_tokens if kind == CONTROL else tokenizer.add_tokens)([token])
+    """Let control and user-defined tokens be found whole in any text; control tokens are special.
+
+    All of a kind at once, because the library rebuilds its search for each call, and Gemma marks 6414 tokens.
+    """
+    for kind, add in ((CONTROL, tokenizer.add_special_tokens), (USER_DEFINED, tokenizer.add_tokens)):
+        marked = [tokens[index] for index, given in enumerate(types) if given == kind]
+        add([AddedToken(token, special=kind == CONTROL, normalized=False) for token in marked])
 
 
 def _special_tokens(metadata: dict[str, Any], tokens: Sequence[str]) -> dict[str, str]:

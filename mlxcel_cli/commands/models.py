@@ -25,7 +25,10 @@ def pull(
 ) -> None:
     """Fetch a model into the store and print where it lies."""
     from engine.model.pull import pull as fetch
+    from engine.model.store import BUILT_IN
 
+    if (built_in := BUILT_IN.get(model)) is not None:
+        render.note(f"{built_in.description}. License: {built_in.license}")
     with render.fetching(model) as progress:
         path = fetch(model, force=force, progress=progress)
     render.put(f"{path}\n")

@@ -43,7 +43,7 @@ Examples:
 """
 
 # Flags of the server in this process.
-OWN_SERVER = ("ctx_size", "chat_template", "trust_remote_code")
+OWN_SERVER = ("ctx_size", "chat_template", "adapter", "trust_remote_code")
 STDIN_SILENCE_S = 1.0
 
 

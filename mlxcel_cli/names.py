@@ -26,6 +26,7 @@ def here(model: str) -> Path:
     Raises ModelNotFound, with what to do next as its hint, when it is not here.
     """
     from engine.errors import ModelNotFound
+    from engine.model.hub import cached, hub_name
     from engine.model.pull import ensure
     from engine.model.store import BUILT_IN, Store, nearest
     from mlxcel_cli import render
@@ -34,6 +35,9 @@ def here(model: str) -> Path:
     if _exists(model) or store.find(model):
         with render.fetching(model) as progress:
             return ensure(model, progress=progress)
+    name = hub_name(model)
+    if name is not None and (folder := cached(name)) is not None:
+        return folder
     near = [] if model in BUILT_IN else nearest(model, store.known_names())
     hint = f"did you mean {' or '.join(near)}?" if near else f"mlxcel pull {model} fetches what can be fetched"
     raise ModelNotFound(f"{model} is not on this machine", hint=hint)

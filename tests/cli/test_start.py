@@ -37,7 +37,6 @@ def start(code: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         (["serve", "--help"], 0),
         (["pull", "--help"], 0),
         (["inspect", "--help"], 0),
-        (["inspect", "nothing"], 1),
     ],
     ids=str,
 )

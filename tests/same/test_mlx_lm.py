@@ -1,4 +1,6 @@
-"""Greedy tokens equal mlx-lm's own generation on the same weights and the same rendered prompt."""
+"""Greedy tokens equal mlx-lm's own generation on the same weights and the same prompt."""
+
+from pathlib import Path
 
 import pytest
 from mlx_lm import stream_generate
@@ -10,15 +12,27 @@ from engine.model.load import load
 from engine.request import Request
 
 
+def both(path: Path, question: str, *, chat: bool, num_new: int) -> tuple[list[int], list[int]]:
+    """Tokens of our engine and of mlx-lm, on one loaded model."""
+    loaded = load(path)
+    engine = Engine(loaded, EngineConfig(model=path))
+    text = engine.template.render([{"role": "user", "content": question}]) if chat else question
+    prompt = engine.tokens.encode(text, not chat)
+    request = Request("r", tuple(prompt), max_tokens=num_new)
+    ours = [output.token for output in DirectEngine(engine).complete(request)]
+    theirs = stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=num_new)
+    return ours, [response.token for response in theirs]
+
+
 @pytest.mark.real
 def test_48_greedy_tokens_of_a_chat_answer(real_checkpoint):
-    loaded = load(real_checkpoint)
-    engine = Engine(loaded, EngineConfig(model=real_checkpoint))
-    text = engine.template.render([{"role": "user", "content": "Tell me a story about a fox."}])
-    prompt = engine.tokens.encode(text, False)
-    ours = [output.token for output in DirectEngine(engine).complete(Request("r", tuple(prompt), max_tokens=48))]
-    theirs = [
-        response.token for response in stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=48)
-    ]
+    ours, theirs = both(real_checkpoint, "Tell me a story about a fox.", chat=True, num_new=48)
     assert len(ours) == 48
+    assert ours == theirs
+
+
+@pytest.mark.real
+def test_greedy_tokens_of_a_base_model_with_sliding_windows(real_base_checkpoint):
+    ours, theirs = both(real_base_checkpoint, "Once upon a time", chat=False, num_new=12)
+    assert len(ours) == 12
     assert ours == theirs

@@ -6,19 +6,23 @@ BIN    := $(VENV)/bin
 BACKEND ?= $(if $(filter Linux,$(shell uname -s)),cpu,)
 EXTRAS := $(if $(BACKEND),[$(BACKEND)],)
 
+STAMP  := $(VENV)/.done-$(or $(BACKEND),metal)
+export PROMPT
+
 .PHONY: setup run test format lint check bench docs completions clean
 
-setup: $(VENV)/.done ## make .venv and install mlxcel with its development tools
+setup: $(STAMP) ## make .venv and install mlxcel with its development tools
 
-$(VENV)/.done: pyproject.toml
+$(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlxcel needs Python 3.11 or newer; try: make setup PYTHON=python3.12")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -q --group dev -e '.$(EXTRAS)'
+	rm -f $(VENV)/.done-*
 	touch $@
 
 run: setup ## fetch the built-in model and answer PROMPT
-	$(BIN)/mlxcel run -p "$(PROMPT)"
+	$(BIN)/mlxcel run -p "$$PROMPT"
 
 test: setup ## every test; fetches the built-in model once
 	$(BIN)/python -m pytest
@@ -46,5 +50,5 @@ completions: setup ## shell completions into completions/
 	for shell in bash zsh fish; do _MLXCEL_COMPLETE=source_$$shell $(BIN)/mlxcel > completions/mlxcel.$$shell; done
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -86,4 +86,6 @@ def stats(shown: Answer) -> str:
 def _rate(what: str, count: int | None, per_second: float | None) -> str:
     if count is None:
         return ""
-    return f"{what}: {count} tokens" + (f", {per_second:.1f} tokens/s" if per_second else "")
+    return f"{what}: {count} token{'' if count == 1 else 's'}" + (
+        f", {per_second:.1f} tokens/s" if per_second else ""
+    )

@@ -108,7 +108,7 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
             shown = await answer.show(
                 client.complete(text, talk.asked) if raw else _conversation(talk, client).ask(text)
             )
-    answer.remark(shown, talk.max_tokens, with_stats=talk.stats)
+            answer.remark(shown, talk.max_tokens, with_stats=talk.stats)
     return True
 
 

@@ -17,7 +17,7 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on, or a path ending in .sock for a unix socket")
     port: int = setting(8080, "port to listen on; 0: any free one", minimum=0, maximum=65535)
     alias: str = setting("", "the model's name for clients, in place of its own")
-    insecure_no_auth: bool = setting(False, "allow listening beyond this machine although there are no API keys")
+    insecure_no_auth: bool = setting(False, "allow listening beyond this machine, where anybody may use the model")
     keep_alive_s: float = setting(
         10.0, "seconds of silence before a stream sends a comment", minimum=0.01, flag=False
     )
@@ -27,7 +27,7 @@ class ServerConfig:
         if not (self.is_unix_socket or self.host in LOOPBACK or self.insecure_no_auth):
             raise ConfigError(
                 "host",
-                f"refusing to listen on {self.host} without API keys: anybody on the network could use the model",
+                f"refusing to listen on {self.host}: anybody on the network could use the model",
                 hint="listen on 127.0.0.1 or a unix socket, or accept the risk with --insecure-no-auth",
             )
 

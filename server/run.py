@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import stat
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -52,7 +54,8 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address
         end_requests=lambda: app.state.service.bridge.end(),
     )
     try:
-        server.run(sockets=[listener])
+        with _signals_end_here():
+            server.run(sockets=[listener])
     finally:
         if config.is_unix_socket:
             with contextlib.suppress(FileNotFoundError):
@@ -60,6 +63,20 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address
     for fault in faults[:1]:
         log.error("%s", fault)
     return 1 if faults else 0
+
+
+@contextlib.contextmanager
+def _signals_end_here() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more when it has shut down; by then it has done its work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Server(uvicorn.Server):

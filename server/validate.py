@@ -149,13 +149,18 @@ class ChatBody(GenerationBody, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     tools: list[dict[str, Any]] = []
-    tool_choice: Literal["auto", "none"] = "auto"
+    tool_choice: str | dict[str, Any] = "auto"
     chat_template_kwargs: dict[str, Any] = {}
 
     def check(self) -> None:
         """Hold messages and tools against their shapes. Raises RequestError or NotSupported."""
         for index, message in enumerate(self.messages):
             _check_message(index, message)
+        if self.tool_choice not in ("auto", "none"):
+            raise RequestError(
+                'tool_choice: only "auto" and "none" are supported here: a call cannot be forced',
+                param="tool_choice",
+            )
         for index, tool in enumerate(self.tools):
             _convert(tool, Tool, f"tools[{index}]")
         if reserved := sorted(RESERVED_FOR_TEMPLATES & self.chat_template_kwargs.keys()):

@@ -97,6 +97,9 @@ class EngineConfig:
     top_k: int | None = setting(None, "default top-k; 0: off", minimum=0)
     top_p: float | None = setting(None, "default top-p; 1: off", minimum=0, maximum=1)
     min_p: float | None = setting(None, "default min-p; 0: off", minimum=0, maximum=1)
+    repeat_penalty: float | None = setting(
+        None, "default penalty on recent tokens; 1: off", minimum=0.01, maximum=100
+    )
     seed: int | None = setting(None, "default seed; not given: every request draws its own", minimum=0)
     fallback_sampling: Sampling = GREEDY
 
@@ -125,6 +128,7 @@ class EngineConfig:
                 "top_k": self.top_k,
                 "top_p": self.top_p,
                 "min_p": self.min_p,
+                "repetition_penalty": self.repeat_penalty,
                 "seed": self.seed,
             }.items()
             if value is not None

@@ -3,10 +3,16 @@
 The reference arm of parity checks and benchmarks: same plan, same forward, same sampler and finish step.
 """
 
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.request import Event, Failed, Output, Request
+from engine.errors import MlxcelError
+from engine.request import Event, Failed, Output, Request, Sampling
 
 
 class DirectEngine:
@@ -36,3 +42,36 @@ class DirectEngine:
             if isinstance(event, Output):
                 outputs.append(event)
         return outputs
+
+
+def main() -> None:
+    """Answer the JSON job on stdin with JSON on stdout: the reference arm of `mlxcel parity`, as a program.
+
+    A job is {"model": PATH, "cases": [{"prompt": TEXT or "messages": [...], "max_tokens": N, "sampling": {...}}]};
+    the answer is a list of {"text", "finish_reason", "completion_tokens"}, or of {"error"} where a case failed.
+    """
+    job = json.load(sys.stdin)
+    engine = Engine.open(EngineConfig(model=Path(job["model"])))
+    direct = DirectEngine(engine)
+    json.dump([_answer(engine, direct, case) for case in job["cases"]], sys.stdout)
+
+
+def _answer(engine: Engine, direct: DirectEngine, case: dict[str, Any]) -> dict[str, Any]:
+    try:
+        if "messages" in case:
+            prompt = engine.tokens.encode(engine.template.render(case["messages"]), False)
+        else:
+            prompt = engine.tokens.encode(case["prompt"], True)
+        sampling = Sampling(**case["sampling"])
+        outputs = direct.complete(Request("parity", tuple(prompt), sampling, case["max_tokens"]))
+    except MlxcelError as error:
+        return {"error": str(error)}
+    return {
+        "text": "".join(output.text for output in outputs),
+        "finish_reason": outputs[-1].finish_reason,
+        "completion_tokens": len(outputs),
+    }
+
+
+if __name__ == "__main__":
+    main()

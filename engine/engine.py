@@ -78,6 +78,7 @@ class Engine:
         self.num_slots = config.num_slots(batches=self._forward.batches)
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
+        self._events: list[Event] = []
         self.notes = (
             *loaded.notes,
             f"decode path: {verdict.mode} ({verdict.reason})",
@@ -142,31 +143,44 @@ class Engine:
     def run(self, tick: Tick) -> list[Event]:
         """Run one forward over the tick's spans, the sampler step and the finish step.
 
-        With lookahead, a tick that only decodes submits its forward and returns the events of the one before.
+        With lookahead, a tick that only decodes submits its forward and returns the events of the one before,
+        unless a draw needs the very token that is not read yet.
         """
-        if self._lookahead and not tick.prefill:
-            return self._run_ahead(tick.decode)
-        events = self.finish_rows()
+        if (
+            self._lookahead
+            and not tick.prefill
+            and not any(row.request.sampling.looks_back for row in tick.decode)
+        ):
+            self._run_ahead(tick.decode)
+            return self._unheard()
+        self._read()
         live = tuple(row for row in tick.decode if row.finish_reason is None)
         self._in_flight = self._submit(tick.prefill, live)
-        return events + self.finish_rows()
+        return self.finish_rows()
 
     def finish_rows(self) -> list[Event]:
         """Read the forward in flight, if any, and put its tokens through the finish step."""
-        flying, self._in_flight = self._in_flight, None
+        self._read()
+        return self._unheard()
+
+    def _read(self) -> None:
+        flying = self._in_flight
         if flying is None:
-            return []
+            return
         tokens: list[int] = flying.tokens.tolist()  # type: ignore[assignment]
+        self._in_flight = None
         now_s = time.perf_counter()
-        events: list[Event] = [
-            Progress(piece.row, piece.stop, len(piece.row.request.prompt)) for piece in flying.pieces
-        ]
+        self._events += [Progress(piece.row, piece.stop, len(piece.row.request.prompt)) for piece in flying.pieces]
         for row, token in zip(flying.rows, tokens, strict=True):
             if row.finish_reason is None:
-                events.append(self._finish_row(row, token, now_s))
+                self._events.append(self._finish_row(row, token, now_s))
         for row in flying.rows:
             if row.finish_reason is not None:
                 self.release(row)
+
+    def _unheard(self) -> list[Event]:
+        """The events that nobody was given yet: those of a step outlive the failure of the next one."""
+        events, self._events = self._events, []
         return events
 
     def _finish_row(self, row: Row, token: int, now_s: float) -> Event:
@@ -174,6 +188,7 @@ class Engine:
             return self._finish.finish(row, token, now_s)
         except Exception as fault:
             log.exception("the finish step failed for request %s", row.request.id)
+            row.finish_reason = "cancelled"  # so that no step takes it up again
             self.release(row)
             return Failed(row, StepFailed(f"the new token could not be turned into text: {fault}"))
 
@@ -181,12 +196,11 @@ class Engine:
         """Free what `row` holds; a step in flight that still reads it keeps its own references."""
         row.storage = None
 
-    def abandon(self) -> tuple[Row, ...]:
-        """Drop the forward in flight after a fault and return its rows: their state is lost."""
+    def abandon(self) -> tuple[tuple[Row, ...], list[Event]]:
+        """Drop the forward in flight after a fault; its rows, whose state is lost, and all events before it."""
         flying, self._in_flight = self._in_flight, None
-        if flying is None:
-            return ()
-        return (*(piece.row for piece in flying.pieces), *flying.rows)
+        rows = () if flying is None else (*(piece.row for piece in flying.pieces), *flying.rows)
+        return rows, self._unheard()
 
     def _submit(
         self, pieces: tuple[Piece, ...], rows: tuple[Row, ...], unread: mx.array | None = None
@@ -217,14 +231,14 @@ class Engine:
             mx.eval(results)
         return _InFlight(pieces, tuple(sampled), drawn)
 
-    def _run_ahead(self, rows: tuple[Row, ...]) -> list[Event]:
+    def _run_ahead(self, rows: tuple[Row, ...]) -> None:
         """Submit the next step from the unread tokens of the one in flight, then read that one."""
         flying = self._in_flight
         if flying is None or flying.pieces or not set(rows) <= set(flying.rows):
-            events = self.finish_rows()
+            self._read()
             live = tuple(row for row in rows if row.finish_reason is None)
             self._in_flight = self._submit((), live) if live else None
-            return events
+            return
         ahead = [
             (i, row)
             for i, row in enumerate(flying.rows)
@@ -234,10 +248,9 @@ class Engine:
         if ahead:
             unread = flying.tokens[mx.array([i for i, _ in ahead])]
             following = self._submit((), tuple(row for _, row in ahead), unread)
-        events = self.finish_rows()
+        self._read()
         if following is not None and any(row.finish_reason is None for row in following.rows):
             self._in_flight = following
-        return events
 
 
 def _context_length(of_model: int, asked: int) -> int:

@@ -11,7 +11,7 @@ import resource
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,6 +101,11 @@ class EngineLoop:
         self._faults_in_a_row = 0
         self._thread = threading.Thread(target=self._run, name="mlxcel-engine", daemon=True)
 
+    @property
+    def capacity(self) -> int:
+        """How many requests may run and wait at once."""
+        return self._num_slots + self.config.max_queue_depth
+
     def start(self) -> None:
         """Start loading; `on_state` is called when `model` or `fault` is set."""
         self._thread.start()
@@ -118,7 +123,7 @@ class EngineLoop:
         with self._wake:
             if self._stopping or self.fault is not None:
                 raise self.fault or EngineStopped("the engine is stopping")
-            if self._num_live >= self._num_slots + self.config.max_queue_depth:
+            if self._num_live >= self.capacity:
                 raise QueueFull(
                     f"{self._num_live} requests run or wait already, and no more may "
                     f"(max_queue_depth {self.config.max_queue_depth})"
@@ -220,19 +225,20 @@ class EngineLoop:
             events = engine.run(tick)
         except Exception as fault:
             log.exception("a step of %d rows failed", len(tick.rows))
-            return self._fail(engine, {*tick.rows, *engine.abandon()}, fault)
+            return self._fail(engine, tick, fault)
         self._faults_in_a_row = 0
         if tick.prefill and not tick.decode:
             scheduler.plan.measured(tick.prefill_tokens, time.perf_counter() - started_s)
         return events
 
-    def _fail(self, engine: "Engine", rows: Iterable[Row], fault: Exception) -> list[Event]:
+    def _fail(self, engine: "Engine", tick: Tick, fault: Exception) -> list[Event]:
         """End the rows of a failed call; after several in a row without success, end the loop."""
         self._faults_in_a_row += 1
-        events: list[Event] = []
-        for row in rows:
-            engine.release(row)
-            events.append(Failed(row, StepFailed(f"the step that ran this request failed: {fault}")))
+        rows, events = engine.abandon()
+        for row in {*tick.rows, *rows}:
+            if row.finish_reason is None:
+                engine.release(row)
+                events.append(Failed(row, StepFailed(f"the step that ran this request failed: {fault}")))
         if self._faults_in_a_row >= MAX_FAULTS_IN_A_ROW:
             self._deliver([(self._tickets[event.row], event) for event in events if event.row in self._tickets])
             raise EngineStopped(f"{self._faults_in_a_row} steps in a row failed, the last with: {fault}")

@@ -14,13 +14,28 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How one row draws. Neutral values switch a stage off: temperature 0 is greedy, top_k 0, top_p 1, min_p 0."""
+    """How one row draws. Every default is neutral: it switches its stage off, and temperature 0 is greedy.
+
+    The penalties look at the last `repeat_last_n` tokens of prompt and output; 0 is none of them and -1 all.
+    `logit_bias` are pairs of token id and what is added to its logit.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repeat_last_n: int = 64
+    logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens before it."""
+        penalizes = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return penalizes and self.repeat_last_n != 0
 
 
 @dataclass(frozen=True, slots=True)

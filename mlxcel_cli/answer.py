@@ -13,6 +13,7 @@ from mlxcel_cli.pieces import End, Piece, Prefill, Text
 SILENCE_S = 1.0
 # What a terminal would act on, shown instead: an answer must not move the cursor or set the window's title.
 SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+SHOWN_CONTROLS[ord("\r")] = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ checkpoint is."""
 
 import dataclasses
 import sys
+from pathlib import Path
 
 from mlxcel_cli import config, render
 from mlxcel_cli.errors import WrongUsage
@@ -14,7 +15,7 @@ STRONGER = "hint: choose a model with -m MODEL or MLXCEL_MODEL; `mlxcel list` sh
 def named(argument: str | None, option: str | None) -> str | None:
     """The one model a command line names. Raises WrongUsage when it names two."""
     if argument and option and argument != option:
-        raise WrongUsage(f"two models are named: {argument} and {option}")
+        raise WrongUsage(f"two models are named: {argument} and {option}", hint="name it once")
     return argument or option
 
 
@@ -30,8 +31,13 @@ def chosen(settings: config.Settings) -> str:
 
 def in_place(server: ServerConfig) -> ServerConfig:
     """`server` with the folder of the checkpoint that its `model_id` names, brought here first where it is not."""
+    path = folder(server.model_id)
+    return dataclasses.replace(server, engine=dataclasses.replace(server.engine, model=path))
+
+
+def folder(reference: str) -> Path:
+    """The folder of the checkpoint that `reference` names, its progress shown while it is brought here."""
     from engine.model.pull import ensure
 
-    with render.fetching(server.model_id) as progress:
-        path = ensure(server.model_id, progress=progress)
-    return dataclasses.replace(server, engine=dataclasses.replace(server.engine, model=path))
+    with render.fetching(reference) as progress:
+        return ensure(reference, progress=progress)

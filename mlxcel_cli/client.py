@@ -16,6 +16,7 @@ from mlxcel_cli.errors import EngineGone, NoTemplate, Refused, ServerBusy, Serve
 from mlxcel_cli.pieces import End, Piece, Prefill, Text
 
 ENGINE_GONE = ("model_not_loaded", "engine_stopped")
+JSON = {"content-type": "application/json"}
 FORMS = "give http://HOST:PORT or the path of a unix socket that ends in .sock"
 
 
@@ -81,7 +82,7 @@ class Client:
         if url.scheme not in ("http", "https") or not url.host:
             raise UserError(f"{address} is not the address of a server", hint=FORMS)
         base = address.rstrip("/").removesuffix("/v1")
-        return cls(httpx2.AsyncHTTPTransport(trust_env=False), base, model=model)
+        return cls(httpx2.AsyncHTTPTransport(), base, model=model)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -124,7 +125,11 @@ class Client:
     async def _stream(self, path: str, fields: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         body = {**self._model, **fields, "stream": True, "stream_options": {"include_usage": True}}
         try:
-            async with self._http.stream("POST", path, json=body) as response:
+            content = json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise UserError("what is to be sent is not UTF-8 text") from None
+        try:
+            async with self._http.stream("POST", path, content=content, headers=JSON) as response:
                 if response.is_error:
                     raise _refusal(response.status_code, await response.aread())
                 async with aclosing(_pieces(response.aiter_bytes())) as pieces:
@@ -144,25 +149,25 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Piece, None]:
 
     Raises ServerFault for an error frame and ServerGone for a stream that ends without the mark of its end.
     """
-    events, reason, tail = EventStream(), "", {}
+    events, reason = EventStream(), ""
+    numbers: dict[str, Mapping[str, Any]] = {}
     async for chunk in chunks:
         for kind, value in events.feed(chunk):
             if kind == "comment":
                 if (progress := _progress(value)) is not None:
                     yield progress
-            elif value == "[DONE]":
-                yield End(reason, tail.get("usage") or {}, tail.get("timings") or {})
+                continue
+            if value == "[DONE]":
+                yield End(reason, **numbers)
                 return
-            else:
-                frame = _object(value.encode())
-                if "error" in frame:
-                    raise ServerFault(_message_of(frame) or "the server failed in mid-answer")
-                tail.update({key: frame[key] for key in ("usage", "timings") if frame.get(key)})
-                for choice in frame.get("choices") or ():
-                    reason = choice.get("finish_reason") or reason
-                    text = (choice.get("delta") or {}).get("content") or choice.get("text")
-                    if text:
-                        yield Text(text)
+            frame = _object(value.encode())
+            if frame.get("error"):
+                raise ServerFault(_message_of(frame) or "the server failed in mid-answer")
+            numbers |= {name: frame[name] for name in ("usage", "timings") if frame.get(name)}
+            for choice in frame.get("choices") or ():
+                reason = choice.get("finish_reason") or reason
+                if text := (choice.get("delta") or {}).get("content") or choice.get("text"):
+                    yield Text(text)
     raise ServerGone("the server broke off in mid-answer")
 
 
@@ -203,7 +208,7 @@ def _refusal(status: int, content: bytes) -> MlxcelError:
     if code in ENGINE_GONE:
         return EngineGone(message)
     if status == 503:
-        return ServerBusy(message)
+        return ServerBusy(message, hint="ask again in a moment")
     if status < 500 or status == 501:
         return Refused(message, status=status, code=code)
     return ServerFault(message)

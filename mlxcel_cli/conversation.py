@@ -24,14 +24,15 @@ class Conversation:
         self.client = client
         self.system = system
         self.turns: list[dict[str, str]] = []
-        self.last = ""
+        self._last = ""
+        self._last_is_kept = False
         self._asked = asked
         self._warn = warn
         self._plain = False
 
     async def ask(self, text: str) -> AsyncGenerator[Piece, None]:
         """Stream the answer to `text`, and keep both once it is whole."""
-        self.last = text
+        self._last, self._last_is_kept = text, False
         answer: list[str] = []
         question = {"role": "user", "content": text}
         async with aclosing(self._stream(question)) as pieces:
@@ -39,19 +40,21 @@ class Conversation:
                 if isinstance(piece, Text):
                     answer.append(piece.text)
                 elif isinstance(piece, End):
+                    self._last_is_kept = True
                     self.turns += [question, {"role": "assistant", "content": "".join(answer)}]
                 yield piece
 
     def take_back(self) -> str:
         """Forget the last turn and return what was asked in it; what was asked last when that failed already."""
-        if self.turns and self.turns[-2]["content"] == self.last:
+        if self._last_is_kept:
+            self._last_is_kept = False
             del self.turns[-2:]
-        return self.last
+        return self._last
 
     def clear(self) -> None:
         """Forget every turn; the system prompt stays."""
         self.turns.clear()
-        self.last = ""
+        self._last, self._last_is_kept = "", False
 
     async def _stream(self, question: dict[str, str]) -> AsyncGenerator[Piece, None]:
         system = [{"role": "system", "content": self.system}] if self.system else []

@@ -1,7 +1,6 @@
 """Messages typed at a terminal. prompt_toolkit is known here and nowhere else."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,30 +8,28 @@ from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.output import create_output
+from prompt_toolkit.output import Output, create_output
 
-from mlxcel_cli import config, render
-from mlxcel_cli.lines import is_open, unquoted
+from mlxcel_cli import render
+from mlxcel_cli.lines import CONTINUED, PROMPT, is_open, unquoted
 
-PROMPT, CONTINUED = ">>> ", "... "
 HOW_TO_LEAVE = "(/bye or Ctrl-D leaves)"
 
 
 class Keyboard:
     """Messages typed at a terminal, with line editing and a history that outlives the session.
 
-    A bracketed paste is one message. Ctrl-C clears the line, Ctrl-D on an empty line leaves.
+    A bracketed paste is one message. Ctrl-C clears the line, Ctrl-D on an empty line leaves. The line is drawn on
+    `output`: by default the terminal behind stdout, else the one behind stderr.
     """
 
-    def __init__(self, history: History) -> None:
-        # Drawn on stderr where stdout is redirected; a dumb terminal needs prompt_toolkit's own choice.
-        elsewhere = not render.is_terminal(sys.stdout) and not config.is_dumb()
+    def __init__(self, history: History, output: Output | None = None) -> None:
         self._session: PromptSession[str] = PromptSession(
             message=PROMPT,
             history=history,
             multiline=Condition(lambda: is_open(get_app().current_buffer.text)),
             prompt_continuation=CONTINUED,
-            output=create_output(always_prefer_tty=True) if elsewhere else None,
+            output=output or create_output(always_prefer_tty=True),
         )
 
     async def read(self) -> str | None:

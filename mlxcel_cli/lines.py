@@ -1,15 +1,18 @@
 """Where messages come from, and the one rule of multi-line ones: three quotes begin them and three end them.
 
-Here is the source that reads a pipe or a file; a keyboard is another. Neither knows what a message means.
+Here is the source that reads a pipe, a file or a dumb terminal; a keyboard is another. Neither knows what a
+message means.
 """
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
 from engine.errors import UserError
 
+PROMPT, CONTINUED = ">>> ", "... "
 QUOTES = '"""'
 READ_BYTES = 65536
 
@@ -36,22 +39,24 @@ def unquoted(text: str) -> str:
 
 
 class Piped:
-    """Messages from a descriptor that is no terminal: one a line, or one between three quotes."""
+    """Messages from a descriptor as it is: one a line, or one between three quotes. `ask` is told each prompt."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, ask: Callable[[str], None] = lambda prompt: None) -> None:
         self._descriptor = descriptor
+        self._ask = ask
         self._rest = b""
         self._ended = False
 
     async def read(self) -> str | None:
-        line = await self._line()
+        line = await self._line(PROMPT)
         while line is not None and is_open(line):
-            if (more := await self._line()) is None:
+            if (more := await self._line(CONTINUED)) is None:
                 break
             line += "\n" + more
         return None if line is None else unquoted(line)
 
-    async def _line(self) -> str | None:
+    async def _line(self, prompt: str) -> str | None:
+        self._ask(prompt)
         while b"\n" not in self._rest and not self._ended:
             await _readable(self._descriptor)
             piece = os.read(self._descriptor, READ_BYTES)

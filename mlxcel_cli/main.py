@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import MlxcelError
 from mlxcel_cli import render
-from mlxcel_cli.commands import models, serve, talk
+from mlxcel_cli.commands import models, parity, serve, talk
 from mlxcel_cli.errors import WrongUsage
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -33,12 +33,13 @@ COMMANDS = (
     ("pull", models.pull, models.PULL_EXAMPLE),
     ("list", models.list_models, models.LIST_EXAMPLE),
     ("rm", models.remove, models.REMOVE_EXAMPLE),
+    ("parity", parity.parity, parity.EXAMPLE),
 )
 
 # Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
 # fmt: off
 ARRIVING = frozenset({
-    "--repeat-penalty", "--json-schema", "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
+    "--json-schema", "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
     "--kv-unified", "--no-kv-unified", "--max-batch-prefill", "--max-batch-prefill-tokens", "--mixed-step",
     "--kv-cache-budget", "--kv-admission-watermark", "--enable-preemption", "--decode-storage-backend",
     "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--draft-model", "--draft-kind",
@@ -75,7 +76,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="mlxcel",
         cls=_Group,
-        add_completion=not names_command,  # what installs completions comes before no command, and costs as above
+        add_completion=not names_command,  # its options come before no command and cost as much
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         invoke_without_command=True,
@@ -110,9 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = outcome(sys.argv[1:] if arguments is None else arguments)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read our output has left; nothing more can be written, at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as problem:
+        if not isinstance(problem, BrokenPipeError):
+            render.error(str(problem))
+        # stdout may be what failed; what it still holds must not fail again at exit.
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = FAILED
     sys.exit(code)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from engine.errors import MlxcelError
+from engine.errors import MlxcelError, UserError
 from mlxcel_cli import config
 
 REDRAW_S = 0.1
@@ -32,7 +32,7 @@ def say(text: str, *, colour: str = "") -> None:
         return
     if colour and is_terminal(sys.stderr) and config.wants_colour():
         text = f"{colour}{text}{PLAIN}"
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
@@ -53,8 +53,16 @@ def failure(problem: MlxcelError) -> None:
     error(str(problem) or type(problem).__name__, problem.hint)
 
 
+def prompt(text: str) -> None:
+    """Talk that waits for an answer on the same line."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 def put(text: str) -> None:
-    """Data: to stdout as it is, at once."""
+    """Data: to stdout as it is, at once. Raises OSError where it cannot be written."""
+    if sys.stdout is None:
+        raise UserError("stdout is closed: there is nowhere to write to")
     sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -116,15 +116,21 @@ async def _converse(talk: Talk) -> bool:
     async with _client(talk) as client:
         if not render.is_terminal(sys.stdin):
             return await _repl(talk, client, Piped(sys.stdin.fileno())).run()
-
-        from mlxcel_cli.keyboard import Keyboard, kept_history
-
         names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
         render.note(f"{', '.join(names)}: /help lists the commands, Ctrl-D leaves")
-        keyboard = Keyboard(kept_history(config.user_data_dir() / "history", warn=render.note))
         with interrupt_ignored():
-            await _repl(talk, client, keyboard).run()
+            await _repl(talk, client, _typed()).run()
         return True
+
+
+def _typed() -> Lines:
+    """Messages from the terminal on stdin."""
+    if config.is_dumb():
+        return Piped(sys.stdin.fileno(), render.prompt)
+
+    from mlxcel_cli.keyboard import Keyboard, kept_history
+
+    return Keyboard(kept_history(config.user_data_dir() / "history", warn=render.note))
 
 
 def _repl(talk: Talk, client: Client, lines: Lines) -> Repl:

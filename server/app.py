@@ -16,7 +16,7 @@ from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import error_response, json_response
 from server.routes.chat import chat_completions
-from server.routes.common import Service
+from server.routes.common import Service, request_id_of
 from server.routes.completions import completions
 from server.routes.models import list_models, one_model
 from server.routes.status import health
@@ -64,11 +64,16 @@ def make_app(
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, _named(request))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return error_response(error)  # raised again behind this, and so logged, by whoever runs the application
+    # Raised again behind this, and so logged, by whoever runs the application.
+    return error_response(error, _named(request))
+
+
+def _named(request: Request) -> dict[str, str]:
+    return {"x-request-id": request_id_of(request, "req")}
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -80,7 +85,7 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = f"{request.method} {request.url.path}: {error.detail}"
     body = _route_error(known, error.status_code)
-    return json_response(body, error.status_code, dict(error.headers or {}))
+    return json_response(body, error.status_code, {**(error.headers or {}), **_named(request)})
 
 
 def _route_error(message: str, status: int) -> dict[str, Any]:

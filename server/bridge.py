@@ -82,8 +82,14 @@ class Bridge:
         self._asyncio = asyncio.get_running_loop()
         self._loop.start()
 
+    def end(self) -> None:
+        """End everything that runs or waits, after the running step; each request hears EngineStopped."""
+        self._loop.stop(timeout_s=0)
+        self._loaded.set()
+
     async def stop(self) -> None:
-        """End everything that runs, after the running step."""
+        """End everything and wait until the engine has stopped."""
+        self.end()
         await asyncio.to_thread(self._loop.stop)
 
     @property
@@ -104,6 +110,11 @@ class Bridge:
         if self._loop.model is None:
             raise EngineStopped("the engine ended before the model was loaded")
         return self._loop.model
+
+    @property
+    def capacity(self) -> int:
+        """How many requests may run and wait at once."""
+        return self._loop.capacity
 
     def submit(self, requests: Sequence[Request]) -> Events:
         """Enqueue requests together. Raises QueueFull or EngineStopped."""

@@ -64,8 +64,6 @@ _INTERNAL = _Face(500, "server_error", "internal_error")
 
 
 def _face(error: Exception) -> _Face:
-    if isinstance(error, RequestError):
-        return next(face for kind, face in _TABLE if isinstance(error, kind))
     return next((face for kind, face in _TABLE if isinstance(error, kind)), _INTERNAL)
 
 
@@ -79,10 +77,10 @@ def error_body(error: Exception) -> dict[str, Any]:
     return {"error": {"message": message, "type": face.type, "param": param, "code": face.code}}
 
 
-def error_response(error: Exception) -> Response:
+def error_response(error: Exception, headers: dict[str, str] | None = None) -> Response:
     face = _face(error)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if face.status == 503 else None
-    return json_response(error_body(error), face.status, headers)
+    retry = {"retry-after": str(RETRY_AFTER_S)} if face.status == 503 else {}
+    return json_response(error_body(error), face.status, {**retry, **(headers or {})})
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

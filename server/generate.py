@@ -166,6 +166,8 @@ def start(
 
     Raises RequestError for a prompt that cannot run, QueueFull and EngineStopped.
     """
+    for token, _ in sampling.logit_bias:
+        _check_id(model, token, "logit_bias")
     requests = []
     for ids in prompted.ids:
         _check_ids(model, ids, prompted.param)
@@ -173,6 +175,12 @@ def start(
             Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice)
             for choice in range(num_choices)
         ]
+    if len(requests) > bridge.capacity:
+        raise RequestError(
+            f"{len(prompted.ids)} prompts with n = {num_choices} make {len(requests)} sequences; at most "
+            f"{bridge.capacity} run and wait here",
+            param="n",
+        )
     events = bridge.submit(requests)
     return Answer(events, sum(len(ids) for ids in prompted.ids), len(requests))
 
@@ -182,11 +190,13 @@ def _check_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
         raise RequestError("the prompt has no tokens: there is nothing to continue", param=param)
     if len(ids) >= model.context_length:
         raise ContextLengthExceeded(len(ids), model.context_length, param=param)
-    strangers = [token for token in ids if not 0 <= token < model.tokens.vocab_size]
-    if strangers:
-        raise RequestError(
-            f"token id {strangers[0]} is outside the vocabulary of {model.tokens.vocab_size}", param=param
-        )
+    for token in ids:
+        _check_id(model, token, param)
+
+
+def _check_id(model: ServedModel, token: int, param: str) -> None:
+    if not 0 <= token < model.tokens.vocab_size:
+        raise RequestError(f"token id {token} is outside the vocabulary of {model.tokens.vocab_size}", param=param)
 
 
 def _rate(count: int, ms: float) -> float:

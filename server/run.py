@@ -1,5 +1,6 @@
 """Put the application on the network: uvicorn with uvloop and httptools, on TCP or a unix socket."""
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -17,7 +18,8 @@ from server.config import ServerConfig
 log = logging.getLogger(__name__)
 
 BACKLOG = 2048
-GRACE_S = 5
+GRACE_S = 5  # for what still runs when the server is told to stop
+ENDING_S = 5  # for what was ended then
 
 
 def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address: None) -> int:
@@ -43,10 +45,11 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address
             log_config=None,
             access_log=False,
             backlog=BACKLOG,
-            timeout_graceful_shutdown=GRACE_S,
+            timeout_graceful_shutdown=GRACE_S + ENDING_S,
             server_header=False,
         ),
-        lambda: on_ready(address),
+        started=lambda: on_ready(address),
+        end_requests=lambda: app.state.service.bridge.end(),
     )
     try:
         server.run(sockets=[listener])
@@ -60,16 +63,26 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it is up."""
+    """uvicorn's server, which says when it is up, and whose last requests hear of the end in their own answers."""
 
-    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, *, started: Callable[[], None], end_requests: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._tell = started
+        self._end_requests = end_requests
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._tell()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.get_running_loop().call_later(GRACE_S, self._end_requests)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
 
 
 def _listen(config: ServerConfig) -> tuple[socket.socket, str]:
@@ -99,7 +112,10 @@ def _unix_listener(path: Path) -> socket.socket:
     before = os.umask(0o177)
     try:
         listener.bind(str(path))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     finally:
         os.umask(before)
-    listener.listen(BACKLOG)
     return listener

@@ -95,8 +95,6 @@ class EventStream:
         try:
             async for frame in self._frames:
                 yield comment_frame(frame) if isinstance(frame, Comment) else data_frame(frame)
-        except OSError:
-            raise
         except MlxcelError as error:
             yield data_frame(error_body(error))
         except Exception as fault:

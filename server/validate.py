@@ -24,11 +24,6 @@ MEANINGLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier
 
 # Part of the dialects and not acting yet: the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "repeat_penalty": (1,),
-    "logit_bias": ({},),
     "logprobs": (False,),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
@@ -40,6 +35,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 
 Count = Annotated[int, Meta(ge=1)]
+Factor = Annotated[float, Meta(gt=0, le=100)]
 Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 
 
@@ -58,6 +54,12 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Factor | None = None
+    repeat_penalty: Factor | None = None
+    repeat_last_n: Annotated[int, Meta(ge=-1)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] = {}
     seed: int | None = None
     stop: Stop | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
@@ -72,12 +74,29 @@ class GenerationBody(msgspec.Struct, kw_only=True):
         return stops
 
     def sampling(self, default: Sampling) -> Sampling:
-        """What was asked over what holds where nothing was; -1 means off for top_k and "any" for seed."""
+        """What was asked over what holds where nothing was; -1 means off for top_k and "any" for seed.
+
+        Raises RequestError where one thing is asked for by two names and differs.
+        """
+        if (
+            None not in (self.repetition_penalty, self.repeat_penalty)
+            and self.repetition_penalty != self.repeat_penalty
+        ):
+            raise RequestError(
+                "repetition_penalty and repeat_penalty differ; send one of them", param="repeat_penalty"
+            )
         asked: dict[str, Any] = {
             "temperature": self.temperature,
             "top_k": max(self.top_k, 0) if self.top_k is not None else None,
             "top_p": self.top_p,
             "min_p": self.min_p,
+            "repetition_penalty": self.repeat_penalty
+            if self.repetition_penalty is None
+            else self.repetition_penalty,
+            "repeat_last_n": self.repeat_last_n,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "logit_bias": tuple(self.logit_bias.items()) or None,
             "seed": self.seed,
         }
         merged = dataclasses.replace(default, **{name: v for name, v in asked.items() if v is not None})
@@ -184,10 +203,15 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
             given[name] = value
         elif name not in NEUTRAL:
             raise RequestError(_unknown(name, known), param=name)
-        elif value not in NEUTRAL[name]:
+        elif not any(_same(value, neutral) for neutral in NEUTRAL[name]):
             accepted = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
             raise RequestError(f"{name} is not supported here; only {accepted} is accepted", param=name)
     return _convert(given, body_type, "")
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality as in JSON, where false is not 0."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
 
 
 def _unknown(name: str, known: set[str]) -> str:
@@ -197,10 +221,10 @@ def _unknown(name: str, known: set[str]) -> str:
 
 def _convert(value: Any, kind: type[Body], where: str) -> Body:
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as fault:
-        message, _, path = str(fault).partition(" - at `$")
-        param = (where + path.rstrip("`")).lstrip(".") or where
+        message, _, place = str(fault).partition(" - at `")  # "`$.stop[0]`", or "`key in $.logit_bias`"
+        param = (where + place.rpartition("$")[2].rstrip("`")).lstrip(".")
         raise RequestError(f"{param}: {message}" if param else message, param=param) from fault
     except RecursionError as fault:
         raise RequestError("the body is nested too deeply") from fault

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from engine.cache import adapter
 from engine.config import EngineConfig
 from engine.engine import Engine, Sampler
-from engine.loop import EngineLoop
+from engine.loop import EngineLoop, Ticket
 from engine.model.load import load
 from engine.plan import Tick
 from engine.request import Event, Request, Row
@@ -212,6 +212,7 @@ class Served:
         self.gate = gate
         self.engines: list[WatchedEngine] = []
         self._transport = transport
+        self._submitted = threading.Condition()
 
     @property
     def engine(self) -> WatchedEngine:
@@ -251,10 +252,33 @@ class Served:
                     stream.chunks.append(json.loads(frame.removeprefix("data: ")))
             return stream
 
-    async def exchanges_ended(self) -> None:
-        """Wait until the app has returned from every request, those included that were left."""
-        if tasks := {exchange.task for exchange in self._transport._exchanges}:
-            await asyncio.wait(tasks, timeout=PATIENCE_S)
+    def count_submissions(self) -> None:
+        """Have `submitted` hear of every submission."""
+        submit = self.loop.submit
+
+        def counted(*arguments: Any) -> Ticket:
+            ticket = submit(*arguments)
+            with self._submitted:
+                self._submitted.notify_all()
+            return ticket
+
+        self.loop.submit = counted  # type: ignore[method-assign]
+
+    async def submitted(self, num_requests: int) -> None:
+        """Wait until that many requests are live."""
+
+        def wait() -> None:
+            with self._submitted:
+                enough = self._submitted.wait_for(lambda: self.loop._num_live == num_requests, PATIENCE_S)
+            assert enough, f"{self.loop._num_live} are live"
+
+        await asyncio.to_thread(wait)
+
+    async def exchanges_ended(self, *, but: int = 0) -> None:
+        """Wait until the app has returned from all requests but some, those included that were left."""
+        while len(tasks := {exchange.task for exchange in self._transport._exchanges}) > but:
+            ended, _ = await asyncio.wait(tasks, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+            assert ended, "the app does not return"
 
 
 @asynccontextmanager
@@ -285,6 +309,7 @@ async def served(
     client = httpx2.AsyncClient(transport=transport, base_url="http://tiny", timeout=PATIENCE_S)
     service = Served(app, transport, client, gate)
     async with client:
+        service.count_submissions()
         if open_engine is None:
             await app.state.service.bridge.model()
         try:
@@ -337,6 +362,10 @@ class Live:
         host, _, port = self.address.removeprefix("http://").rpartition(":")
         return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
+    def stop(self) -> None:
+        """Tell the server to stop, as an interrupt does."""
+        self._server.should_exit = True
+
     def ended(self) -> int:
         """Wait for the server's end; its exit code."""
         self._thread.join(PATIENCE_S)
@@ -361,8 +390,8 @@ def live(
     ready = threading.Event()
 
     class Kept(run._Server):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
             servers.append(self)
 
     def kept_app(config: ServerConfig, **options: Any) -> Starlette:

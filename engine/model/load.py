@@ -333,7 +333,13 @@ def _sampling(generation: dict[str, Any]) -> Sampling | None:
         return Sampling(temperature=0.0)
     said: dict[str, Any] = {
         name: kind(generation[name])
-        for name, kind in (("temperature", float), ("top_k", int), ("top_p", float), ("min_p", float))
+        for name, kind in (
+            ("temperature", float),
+            ("top_k", int),
+            ("top_p", float),
+            ("min_p", float),
+            ("repetition_penalty", float),
+        )
         if _is_amount(generation.get(name))
     }
     if not said:

@@ -1,8 +1,8 @@
 """The one sampler step: logits of all rows to one token each, with per-row parameters.
 
-Order: truncations on the untempered distribution (top-k, then top-p over what it left, min-p), temperature,
-draw. Greedy rows take the argmax. A stage that no row uses costs nothing, and no row's token depends on another
-row: truncations are thresholds on values, so ties and the company's parameters do not matter.
+Order: logit bias, penalties, truncations on the untempered distribution (top-k, then top-p over what it left,
+min-p), temperature, draw. Greedy rows take the argmax. A stage that no row uses costs nothing, and no row's token
+depends on another row: truncations are thresholds on values, so ties and the company's parameters do not matter.
 """
 
 from collections.abc import Sequence
@@ -22,6 +22,7 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     Maddison et al. 2014); noise is indexed by token id.
     """
     assert logits.shape[0] == len(draws), "one draw for each row of logits"
+    logits = _penalize(_bias(logits, draws), draws)
     greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
     drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW]
     if not drawn:
@@ -34,6 +35,53 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     if len(drawn) == len(draws):
         return tokens.astype(mx.int32)
     return mx.put_along_axis(greedy, mx.array(drawn), tokens.astype(mx.int32), axis=0)
+
+
+def _bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Add what the rows' requests ask to add to the logits of single tokens."""
+    rows = [i for i, draw in enumerate(draws) if draw.sampling.logit_bias]
+    if not rows:
+        return logits
+    pairs = [dict(draws[i].sampling.logit_bias) for i in rows]
+    ids, added = _table([list(p) for p in pairs]), _table([list(p.values()) for p in pairs])
+    own = logits[mx.array(rows)].astype(mx.float32)
+    return _with_rows(logits, rows, mx.put_along_axis(own, ids, mx.take_along_axis(own, ids, axis=-1) + added, -1))
+
+
+def _penalize(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Lower the logits of recent tokens.
+
+    Repetition divides positive logits and multiplies negative ones (Keskar et al. 2019); frequency takes off its
+    value for every occurrence, presence once (OpenAI).
+    """
+    rows = [i for i, draw in enumerate(draws) if draw.recent]
+    if not rows:
+        return logits
+    settings = [draws[i].sampling for i in rows]
+    recent = [draws[i].recent for i in rows]
+    ids, counts = _table([list(r) for r in recent]), _table([list(r.values()) for r in recent])
+    own = logits[mx.array(rows)].astype(mx.float32)
+    values = mx.take_along_axis(own, ids, axis=-1)
+    repetition = _column([s.repetition_penalty for s in settings])
+    values = mx.where(values > 0, values / repetition, values * repetition)
+    values = values - counts * _column([s.frequency_penalty for s in settings])
+    values = values - _column([s.presence_penalty for s in settings])
+    return _with_rows(logits, rows, mx.put_along_axis(own, ids, values, axis=-1))
+
+
+def _table(lists: Sequence[list[float]]) -> mx.array:
+    """Lists of different lengths side by side; the shorter ones repeat their last entry, which changes nothing."""
+    longest = max(map(len, lists))
+    return mx.array([entries + entries[-1:] * (longest - len(entries)) for entries in lists])
+
+
+def _with_rows(logits: mx.array, rows: Sequence[int], own: mx.array) -> mx.array:
+    """`logits` in float32 with the rows `rows` replaced by `own`."""
+    if len(rows) == logits.shape[0]:
+        return own
+    replaced = logits.astype(mx.float32)
+    replaced[mx.array(list(rows))] = own
+    return replaced
 
 
 def _noise(keys: mx.array, vocab_size: int) -> mx.array:

@@ -1,6 +1,8 @@
 """What the sampler step keeps and needs of one row. Plain numbers; no arrays."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from engine.request import Row, Sampling
 
@@ -9,18 +11,33 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One draw: the parameters and the two 32-bit words of the noise's key."""
+    """One draw: the parameters, the two 32-bit words of the noise's key, and how often each recent token came."""
 
     sampling: Sampling
     key: tuple[int, int]
+    recent: Mapping[int, int] = field(default_factory=dict)
 
 
 def draw_of(row: Row, ahead: int = 0) -> Draw:
     """The draw of `row`'s next token, or of the one `ahead` places further.
 
-    It depends on seed, choice and output index alone, so it is the same in any company and after a resumption.
+    It depends on seed, choice, output index and the row's own tokens alone, so it is the same in any company and
+    after a resumption.
     """
-    return Draw(row.request.sampling, noise_key(row.seed, row.request.choice, len(row.output) + ahead))
+    sampling = row.request.sampling
+    assert not (ahead and sampling.looks_back), "what is drawn by looking back needs every token read"
+    key = noise_key(row.seed, row.request.choice, len(row.output) + ahead)
+    return Draw(sampling, key, _recent(row) if sampling.looks_back else {})
+
+
+def _recent(row: Row) -> Counter[int]:
+    """Counts over the last `repeat_last_n` tokens of prompt and output."""
+    wanted = row.request.sampling.repeat_last_n
+    if wanted < 0:
+        return Counter(row.request.prompt) + Counter(row.output)
+    output = row.output[-wanted:]
+    missing = wanted - len(output)
+    return Counter(output) + Counter(row.request.prompt[-missing:] if missing else ())
 
 
 def noise_key(seed: int, choice: int, index: int) -> tuple[int, int]:

@@ -60,6 +60,7 @@ def remove(
     if not yes and (entry := store.find(model)) is not None:
         if not render.is_terminal(sys.stdin):
             raise WrongUsage(f"rm would delete {entry.name}", hint="--yes says that it may")
-        typer.confirm(f"Delete {entry.name} ({render.size(entry.size_bytes)})?", abort=True, err=True)
+        if not typer.confirm(f"Delete {entry.name} ({render.size(entry.size_bytes)})?", err=True):
+            raise typer.Exit(1)
     removed = store.remove(model)
     render.note(f"deleted {removed.name} ({render.size(removed.size_bytes)})")

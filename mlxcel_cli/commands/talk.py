@@ -20,7 +20,7 @@ from mlxcel_cli.commands.options import (
     Stats,
     Stop,
     System,
-)  # fmt: skip
+)
 from mlxcel_cli.errors import WrongUsage
 from server.config import ServerConfig
 
@@ -42,7 +42,7 @@ Examples:
 """
 
 # Flags that become fields of a request, by what the wire calls them; and flags of the server in this process.
-FIELDS = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "seed": "seed"}
+FIELDS = {"temp": "temperature"} | {name: name for name in ("top_p", "top_k", "min_p", "repeat_penalty", "seed")}
 OWN_SERVER = ("ctx_size", "chat_template", "trust_remote_code")
 STDIN_SILENCE_S = 1.0
 
@@ -153,9 +153,9 @@ def _common(
         asked["stop"] = stop
     own = {name: given[name] for name in OWN_SERVER if name in given}
     if address is not None:
-        if own:
-            flag = config.table()[next(iter(own))].flags[0]
-            raise WrongUsage(f"{flag} is decided where the server was started, not by a client of {address}")
+        if own or file:
+            flag = config.table()[next(iter(own))].flags[0] if own else "--config"
+            raise WrongUsage(f"{flag} is decided where the server was started", hint="leave it out with --server")
         return {"where": address, "model": model, "asked": asked}
     if max_tokens == -1:
         own["n_predict"] = -1

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -15,7 +15,7 @@ from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
 from server.generate import Answer, Finish, Prefilled, Text, Usage
-from server.sse import Comment, EventStream, unless_gone
+from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import Body, GenerationBody, parse
 
 MAX_BODY_BYTES = 32 << 20
@@ -47,10 +47,13 @@ def request_id_of(request: Request, prefix: str) -> str:
 async def read_body(request: Request, body_type: type[Body]) -> Body:
     """The typed body. Raises RequestError, BodyTooLarge and ClientGone."""
     data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > MAX_BODY_BYTES:
-            raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    try:
+        async for chunk in request.stream():
+            data += chunk
+            if len(data) > MAX_BODY_BYTES:
+                raise BodyTooLarge(f"the body is larger than {MAX_BODY_BYTES} bytes")
+    except ClientDisconnect as left:
+        raise ClientGone from left
     return parse(bytes(data), body_type)
 
 

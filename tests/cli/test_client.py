@@ -117,6 +117,14 @@ async def test_only_what_was_asked_is_sent():
     assert body == {"model": "m", "prompt": "x", "seed": 3, **stream}
 
 
+async def test_what_is_no_text_is_not_sent():
+    double = Double()
+    async with Client(InProcess(double.app()), "http://localhost") as client:
+        with pytest.raises(UserError, match="not UTF-8"):
+            await anext(client.complete("a\udcff", {}))
+    assert double.asked == []
+
+
 async def test_models_and_health():
     async with Client(InProcess(Double().app()), "http://localhost") as client:
         assert await client.models() == ["double"]

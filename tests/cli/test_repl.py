@@ -130,9 +130,10 @@ async def test_a_failed_turn_is_rolled_back_and_the_loop_goes_on(midway, capsys)
 
 async def test_retry_asks_again_what_failed():
     double = Double()
-    double.answer = lambda body: Refusal(500, "no") if len(double.asked) == 1 else ["Hello"]
-    await chat(double, "one", "/retry", "two")
-    assert asked(double)[1:] == [[("user", "one")], [("user", "one"), ("assistant", "Hello"), ("user", "two")]]
+    double.answer = lambda body: Refusal(500, "no") if len(double.asked) == 2 else ["Hello"]
+    await chat(double, "one", "one", "/retry", "two")
+    turn = [("user", "one"), ("assistant", "Hello")]
+    assert asked(double)[2:] == [[*turn, ("user", "one")], [*turn, *turn, ("user", "two")]]
 
 
 async def test_an_error_that_is_fatal_ends_the_loop():

@@ -11,8 +11,8 @@ from tests.serving import CHAT, COMPLETIONS, served
 pytestmark = pytest.mark.anyio
 
 PLAIN = {
-    CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "temperature": 0},
-    COMPLETIONS: {"prompt": "hi", "max_tokens": 8, "temperature": 0},
+    CHAT: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0},
+    COMPLETIONS: {"prompt": "hi", "max_tokens": 3, "temperature": 0},
 }
 BODIES = {CHAT: ChatBody, COMPLETIONS: CompletionBody}
 

@@ -21,20 +21,18 @@ def byte_fallback(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_fallback_checkpoint(tmp_path_factory.mktemp("models") / "byte-fallback")
 
 
-@pytest.mark.parametrize("path", PROMPTS)
 @pytest.mark.parametrize("company", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("vocabulary", ["tiny", "byte_fallback"])
-async def test_deltas_join_to_the_text(
-    request: pytest.FixtureRequest, vocabulary: str, company: int, path: str
-) -> None:
-    """`company` rows decode together; 0 is the lane without batching."""
+async def test_deltas_join_to_the_text(request: pytest.FixtureRequest, vocabulary: str, company: int) -> None:
+    """`company` rows decode together, of both dialects; 0 is the lane without batching."""
     folder = request.getfixturevalue(vocabulary)
     scripts = {seed: [*tokens_in(folder, text), end_of_turn(folder)] for seed, text in enumerate(TEXTS)}
     lane = {"parallel": company} if company else {"no_batch": True}
     async with served(folder, sampler=ScriptedSampler(scripts), **lane) as service:
-        bodies = [PROMPTS[path] | {"seed": seed} for seed in scripts]
-        streams = await asyncio.gather(*(service.stream(path, body) for body in bodies))
-        wholes = await asyncio.gather(*(service.answer(path, body) for body in bodies))
+        paths = [(CHAT, COMPLETIONS)[(seed + company) % 2] for seed in scripts]
+        asked = [(path, PROMPTS[path] | {"seed": seed}) for path, seed in zip(paths, scripts, strict=True)]
+        streams = await asyncio.gather(*(service.stream(path, body) for path, body in asked))
+        wholes = await asyncio.gather(*(service.answer(path, body) for path, body in asked))
     for stream, whole, text in zip(streams, wholes, TEXTS, strict=True):
         if vocabulary == "byte_fallback":
             text = f" {text}"  # a first word's own space: it continues a prompt

@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from engine.request import Sampling
-from engine.sample.chain import sample
-from engine.sample.state import Draw, noise_key
+from engine.request import Request, Row, Sampling
+from engine.sample.chain import _bias, _penalize, sample
+from engine.sample.state import Draw, draw_of, noise_key
 
 VOCAB = 64
 
@@ -104,3 +104,63 @@ def test_noise_is_gumbel():
     uniform = mx.broadcast_to(mx.zeros((1, 2)), (count, 2))
     first = np.array(sample(uniform, [draw(i, temperature=1.0) for i in range(count)]))
     assert abs(first.mean() - 0.5) < 5 * math.sqrt(0.25 / count)
+
+
+def penalized(row, sampling, tokens):
+    """Bias and penalties by their definitions, one token at a time, in float64."""
+    row = np.array(row, np.float64)
+    for token, added in sampling.logit_bias:
+        row[token] += added
+    window = (
+        tokens if sampling.repeat_last_n < 0 else tokens[len(tokens) - min(sampling.repeat_last_n, len(tokens)) :]
+    )
+    for token in set(window):
+        factor = sampling.repetition_penalty
+        row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
+        row[token] -= window.count(token) * sampling.frequency_penalty + sampling.presence_penalty
+    return row
+
+
+PENALTIES = [
+    {"repetition_penalty": 1.8},
+    {"repetition_penalty": 0.5},
+    {"frequency_penalty": 0.7, "presence_penalty": -0.4},
+    {"repetition_penalty": 1.3, "frequency_penalty": -0.2, "presence_penalty": 1.0, "repeat_last_n": 5},
+    {"repetition_penalty": 1.3, "repeat_last_n": -1},
+    {"repetition_penalty": 5.0, "repeat_last_n": 0},
+    {"logit_bias": ((3, 4.0), (9, -100.0), (60, 0.5))},
+    {"logit_bias": ((7, 2.0),), "repetition_penalty": 1.5, "presence_penalty": 0.5},
+]
+
+
+def looking_back(prompt, output, **sampling):
+    request = Request("r", tuple(prompt), Sampling(**sampling))
+    return draw_of(Row(request, 100, 1, None, output=list(output)))
+
+
+@pytest.mark.parametrize("options", PENALTIES, ids=str)
+@pytest.mark.parametrize("output", [[], [3, 3, 9, 60], [7] * 70])
+def test_bias_and_penalties_are_their_definitions(options, output):
+    prompt = [5, 3, 9, 9, 7, 41]
+    row = logits(seed=8)
+    expected = penalized(row[0], Sampling(**options), prompt + output)
+    one = looking_back(prompt, output, **options)
+    changed = np.array(_penalize(_bias(row, [one]), [one]))[0]
+    assert np.allclose(changed, expected, rtol=1e-6, atol=1e-6)
+    assert sample(row, [one]).item() == int(np.argmax(expected))
+
+
+def test_penalties_touch_their_own_rows_only():
+    rows = logits(len(PENALTIES) + 1, seed=6)
+    draws = [looking_back([1, 2, 3], [3, 5] * i, **options) for i, options in enumerate(PENALTIES)]
+    draws.append(draw(temperature=1.0, top_k=10))
+    together = sample(rows, draws).tolist()
+    assert together == [sample(rows[i : i + 1], [one]).item() for i, one in enumerate(draws)]
+    plain = np.array(_penalize(_bias(rows, draws), draws))[-1]
+    assert np.array_equal(plain, np.array(rows)[-1])
+
+
+def test_a_window_spans_prompt_and_output():
+    assert looking_back([1, 2, 3], [4], repetition_penalty=2.0, repeat_last_n=3).recent == {2: 1, 3: 1, 4: 1}
+    assert looking_back([1, 2], [3, 3, 4], repetition_penalty=2.0, repeat_last_n=2).recent == {3: 1, 4: 1}
+    assert looking_back([1], [2], repeat_last_n=2).recent == {}

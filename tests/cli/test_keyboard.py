@@ -1,0 +1,68 @@
+"""What keys make of a message."""
+
+import stat
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.history import InMemoryHistory
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from mlxcel_cli.keyboard import HOW_TO_LEAVE, Keyboard, kept_history
+
+pytestmark = pytest.mark.anyio
+
+UP, CTRL_C, CTRL_D = "\x1b[A", "\x03", "\x04"
+PASTE = "\x1b[200~{}\x1b[201~"
+
+
+async def typed(keys: str, num_messages: int, history=None) -> list[str | None]:
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        keyboard = Keyboard(history or InMemoryHistory(), DummyOutput())
+        pipe.send_text(keys)
+        return [await keyboard.read() for _ in range(num_messages)]
+
+
+async def test_a_line_is_a_message():
+    assert await typed("one\rtwo\r", 2) == ["one", "two"]
+
+
+async def test_three_quotes_begin_and_end_a_message_of_several_lines():
+    assert await typed('"""one\rtwo\r\rthree"""\rnext\r', 2) == ["one\ntwo\n\nthree", "next"]
+    assert await typed('"""\rone\r"""\r', 1) == ["one"]
+    assert await typed('"""one"""\r', 1) == ["one"]
+
+
+async def test_a_bracketed_paste_is_one_message():
+    text = "\n".join(f"line {i} of a long paste" for i in range(2000))
+    assert len(text) > 40_000
+    assert await typed(PASTE.format(text) + "\rnext\r", 2) == [text, "next"]
+
+
+async def test_ctrl_c_clears_the_line_and_says_how_to_leave_when_it_is_empty(capsys):
+    assert await typed(f"half a li{CTRL_C}whole\r", 1) == ["whole"]
+    assert capsys.readouterr().err == ""
+    assert await typed(f"{CTRL_C}whole\r", 1) == ["whole"]
+    assert capsys.readouterr().err == HOW_TO_LEAVE + "\n"
+
+
+async def test_ctrl_c_ends_an_unfinished_message_of_several_lines():
+    assert await typed(f'"""one\rtwo{CTRL_C}next\r', 1) == ["next"]
+
+
+async def test_ctrl_d_leaves():
+    assert await typed(CTRL_D, 1) == [None]
+
+
+async def test_history_outlives_the_session_and_holds_whole_messages(tmp_path):
+    path = tmp_path / "deep" / "history"
+    assert await typed('"""one\rtwo"""\r', 1, kept_history(path, warn=print)) == ["one\ntwo"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert await typed(f"{UP}\r", 1, kept_history(path, warn=print)) == ["one\ntwo"]
+
+
+async def test_history_that_cannot_be_kept_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    warned: list[str] = []
+    assert await typed("one\r", 1, kept_history(tmp_path / "file" / "history", warn=warned.append)) == ["one"]
+    assert "history is not kept" in warned[0]

@@ -1,0 +1,145 @@
+"""The official client of the OpenAI dialect parses every object, on a port and on a unix socket."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from tests.serving import Live, live
+
+pytestmark = pytest.mark.anyio
+
+ASKED: dict[str, Any] = {"model": "tiny", "max_tokens": 10, "temperature": 0}
+OPTIONS = {"include_usage": True}
+
+
+def messages(i: int = 0) -> Any:
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"question {i}"}]
+
+
+@pytest.fixture(scope="module", params=["port", "unix"])
+def server(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    host = "127.0.0.1" if request.param == "port" else str(tmp_path_factory.mktemp("run") / "m.sock")
+    with live(tiny, host, ctx_size=512) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Live) -> Iterator[openai.OpenAI]:
+    with server.client() as http:
+        yield openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", http_client=http, max_retries=0)
+
+
+def strict(answer: Any) -> None:
+    """Every field is one that the client's types know, with a value that they accept."""
+    told = answer.model_dump()
+    if answer.object == "text_completion":
+        for choice in told["choices"]:
+            choice["finish_reason"] = (
+                choice["finish_reason"] or "stop"
+            )  # null until the end, which the type forgets
+    type(answer).model_validate(told, strict=True)
+    allowed = {"timings"}
+    assert set(answer.model_extra or ()) <= allowed
+
+
+def test_chat_streamed_is_chat_folded(client: openai.OpenAI) -> None:
+    for more in ({}, {"n": 2, "temperature": 1, "seed": 5}, {"stop": ["e"]}):
+        asked = ASKED | more
+        whole = client.chat.completions.create(messages=messages(), **asked)
+        assert isinstance(whole, ChatCompletion)
+        strict(whole)
+        texts = [""] * len(whole.choices)
+        reasons: list[str | None] = [None] * len(whole.choices)
+        usage = None
+        with client.chat.completions.create(
+            messages=messages(), stream=True, stream_options=OPTIONS, **asked
+        ) as stream:
+            for chunk in stream:
+                assert isinstance(chunk, ChatCompletionChunk)
+                strict(chunk)
+                usage = chunk.usage or usage
+                for choice in chunk.choices:
+                    texts[choice.index] += choice.delta.content or ""
+                    reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+        assert texts == [choice.message.content for choice in whole.choices]
+        assert reasons == [choice.finish_reason for choice in whole.choices]
+        assert usage == whole.usage
+        assert whole.usage is not None
+        assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+        if not more:
+            assert whole.usage.completion_tokens == 10
+            assert reasons == ["length"]
+        if "n" in more:
+            assert len(texts) == 2
+            assert texts[0] != texts[1]
+
+
+def test_completions_streamed_are_completions_folded(client: openai.OpenAI) -> None:
+    for prompt in ("once", ["once", "twice"], [1, 2, 3], [[1, 2], [3]]):
+        whole = client.completions.create(prompt=prompt, **ASKED)
+        assert isinstance(whole, Completion)
+        strict(whole)
+        texts = [""] * len(whole.choices)
+        usage = None
+        for chunk in client.completions.create(prompt=prompt, stream=True, stream_options=OPTIONS, **ASKED):
+            strict(chunk)
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+        assert texts == [choice.text for choice in whole.choices]
+        assert usage == whole.usage
+
+
+def test_the_clients_own_fold(client: openai.OpenAI) -> None:
+    cut = client.chat.completions.create(messages=messages(), **ASKED).choices[0].message.content
+    assert cut
+    asked = ASKED | {"stop": cut[len(cut) // 2]}  # this fold raises on a length
+    whole = client.chat.completions.create(messages=messages(), **asked)
+    with client.chat.completions.stream(messages=messages(), **asked) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == whole.choices[0].message.content
+    assert final.choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
+
+
+def test_models(client: openai.OpenAI) -> None:
+    [model] = client.models.list()
+    assert model.id == "tiny"
+    assert client.models.retrieve("tiny") == model
+
+
+def test_errors_come_as_the_clients_types(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="served: tiny") as unknown:
+        client.chat.completions.create(messages=messages(), model="gpt-4")
+    assert unknown.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError, match="1000 tokens") as long:
+        client.completions.create(prompt="x" * 1000, **ASKED)
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
+    with pytest.raises(openai.BadRequestError) as field:
+        client.chat.completions.create(messages=messages(), extra_body={"temprature": 1}, **ASKED)
+    assert field.value.param == "temprature"
+
+
+async def test_eight_clients_at_once_answer_as_alone(server: Live) -> None:
+    async def ask(i: int, streamed: bool) -> str:
+        async with server.async_client() as http:
+            client = openai.AsyncOpenAI(
+                base_url=f"{server.base_url}/v1", api_key="none", http_client=http, max_retries=0
+            )
+            if not streamed:
+                whole = await client.chat.completions.create(messages=messages(i), **ASKED)
+                return whole.choices[0].message.content or ""
+            stream = await client.chat.completions.create(messages=messages(i), stream=True, **ASKED)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    alone = [await ask(i, streamed=False) for i in range(8)]
+    assert len(set(alone)) > 1
+    for streamed in (True, False):
+        assert await asyncio.gather(*(ask(i, streamed) for i in range(8))) == alone

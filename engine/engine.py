@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, ContextLengthExceeded, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Span
-from engine.kernels import portable
+from engine.kernels import native, portable
 from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
 from engine.plan import Piece, PrefillPlan, Tick
@@ -88,14 +88,22 @@ class Engine:
     @classmethod
     def open(cls, config: EngineConfig) -> "Engine":
         """Load the checkpoint that `config` names. Raises ModelError and ConfigError."""
-        kernels = portable.prepare(default_home() / "kernels")
-        loaded = load(config.model, trust_remote_code=config.trust_remote_code, chat_template=config.chat_template)
+        unfused = portable.prepare(default_home() / "kernels")
+        started = "as asked" if config.portable else native.start(config.threads)
+        compiled = isinstance(started, native.Native)
+        kernels = str(started) if compiled else f"portable ({started})"
+        loaded = load(
+            config.model,
+            trust_remote_code=config.trust_remote_code,
+            chat_template=config.chat_template,
+            compiled=compiled,
+        )
         verdicts = Verdicts(default_home() / "probes")
-        known = verdicts.find(config.model)
+        known = verdicts.find(config.model, kernels)
         engine = cls(loaded, config, verdict=known)
         if known is None:
-            verdicts.keep(config.model, engine.verdict)
-        engine.notes = (kernels, *engine.notes)
+            verdicts.keep(config.model, kernels, engine.verdict)
+        engine.notes = (f"kernels: {kernels}{unfused}", *engine.notes)
         return engine
 
     @property

@@ -18,6 +18,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.utils import load_model, load_tokenizer
 
 from engine.errors import ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
+from engine.kernels import leaves
 from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import check_complete, read_json
 from engine.request import Sampling
@@ -52,9 +53,12 @@ class LoadedModel:
     notes: tuple[str, ...]
 
 
-def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None) -> LoadedModel:
+def load(
+    path: Path, *, trust_remote_code: bool = False, chat_template: Path | None = None, compiled: bool = False
+) -> LoadedModel:
     """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
 
+    `compiled` says that the compiled kernels run here: the model's leaves are handed to them.
     An `auto_map` alone is no reason to refuse: mlx-lm never runs it, and most tokenizers load without it.
 
     Raises ModelIncomplete when files are missing, UntrustedCode when it needs its own Python and
@@ -69,7 +73,7 @@ def load(path: Path, *, trust_remote_code: bool = False, chat_template: Path | N
     tokenizer = _load_tokenizer(path, config, trust_remote_code)
     if chat_template is not None:
         _replace_template(tokenizer, chat_template)
-    notes = [_place_weights(model)]
+    notes = [_place_for_kernels(model) if compiled else _place_weights(model)]
     context_length = _context_length(config)
     if context_length is None:
         notes.append(f"context: the checkpoint states no length; {FALLBACK_CONTEXT_LENGTH} tokens are assumed")
@@ -145,22 +149,21 @@ def _place_weights(model: Any) -> str:
 
     Too large an allocation on a CPU kills the process, so ModelError is raised before it is tried.
     """
-    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+    packed = _packed(model)
     slow = mx.default_device() == mx.Device(mx.cpu)
-    free_bytes, needed_bytes = available_bytes(), _parameter_bytes(model)
-    if slow and needed_bytes > free_bytes:
-        raise ModelError(
-            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
-            hint="choose a smaller model, or the same one with fewer bits",
-        )
+    free_bytes = available_bytes()
+    if slow:
+        _hold_room(_parameter_bytes(model), free_bytes)
     if not packed:
         said = _widen(model, free_bytes) if slow and _has_half_experts(model) else ""
         mx.eval(model.parameters())
         return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))}){said}"
-    bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
+    bits = _bits(packed.values())
     expanded_bytes = _expanded_bytes(model, packed)
     if slow and expanded_bytes <= EXPANDED_SHARE * free_bytes:
         _expand(model, packed)
+        model.set_dtype(mx.float32)
+        mx.eval(model.parameters())
         size = human_bytes(_parameter_bytes(model))
         return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
     mx.eval(model.parameters())
@@ -168,6 +171,65 @@ def _place_weights(model: Any) -> str:
     if slow:
         said += f", slow: float32 would take {human_bytes(expanded_bytes)} of {human_bytes(free_bytes)} free"
     return said
+
+
+def _place_for_kernels(model: Any) -> str:
+    """Hand the model's leaves to the compiled kernels, packed and half-precision weights as they are.
+
+    What remains is for MLX's CPU operations and turned to float32, packed experts where they fit. Raises
+    ModelError where memory is too short.
+    """
+    bits = _bits(_packed(model).values())
+    leaves.replace(model)
+    rest = {name: module for name, module in model.named_modules() if not leaves.is_compiled(module)}
+    packed = {name: module for name, module in rest.items() if type(module) in _UNPACKED}
+    free_bytes, loaded_bytes = available_bytes(), _parameter_bytes(model)
+    arrays = [array for module in rest.values() for array in _own_floats(module).values()]
+    widened_bytes = sum(4 * array.size - array.nbytes for array in arrays)
+    expanded_bytes = (
+        loaded_bytes
+        + widened_bytes
+        + sum(4 * module.weight.size * 32 // module.bits for module in packed.values())
+    )
+    has_packed = bool(packed)
+    expands = has_packed and expanded_bytes <= EXPANDED_SHARE * free_bytes
+    _hold_room(loaded_bytes + widened_bytes, free_bytes)
+    if expands:
+        _expand(model, packed)
+    for module in model.modules():
+        if not leaves.is_compiled(module) and type(module) not in _UNPACKED:
+            module.update({name: array.astype(mx.float32) for name, array in _own_floats(module).items()})
+    mx.eval(model.parameters())
+    kind = f"{bits}-bit" if bits else _dtype_names(model)
+    said = f"weights: {kind} ({human_bytes(_parameter_bytes(model))}), activations float32"
+    if has_packed:
+        said += ", experts expanded to float32" if expands else ", experts packed, slow: they do not fit expanded"
+    return said
+
+
+def _own_floats(module: Any) -> dict[str, mx.array]:
+    """The parameters that are the module's own, not its parts', and not whole numbers."""
+    return {
+        name: value
+        for name, value in module.items()
+        if isinstance(value, mx.array) and not name.startswith("_") and mx.issubdtype(value.dtype, mx.floating)
+    }
+
+
+def _hold_room(needed_bytes: int, free_bytes: int) -> None:
+    if needed_bytes > free_bytes:
+        raise ModelError(
+            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
+            hint="choose a smaller model, or the same one with fewer bits",
+        )
+
+
+def _packed(model: Any) -> dict[str, Any]:
+    return {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+
+
+def _bits(packed: Iterable[Any]) -> str:
+    return "- and ".join(str(width) for width in sorted({module.bits for module in packed}))
 
 
 def _has_half_experts(model: Any) -> bool:
@@ -197,9 +259,7 @@ def _expand(model: Any, packed: dict[str, Any]) -> None:
             layer.bias = module.bias
         mx.eval(layer.parameters())
         model.update_modules(tree_unflatten([(name, layer)]))
-    model.set_dtype(mx.float32)
     model.eval()
-    mx.eval(model.parameters())
 
 
 def _expanded_weight(module: Any) -> mx.array:

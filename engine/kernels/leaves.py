@@ -11,7 +11,7 @@ from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
-from engine.kernels import native
+from engine.kernels import functions, native
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 BITS = (2, 3, 4, 5, 6, 8)
@@ -77,6 +77,7 @@ def replace(model: Any) -> None:
             for name in ("weight", "scales", "biases"):
                 if name in module:
                     module[name] = mx.contiguous(module[name])
+    functions.use_while_called(model)
 
 
 def is_compiled(module: Any) -> bool:

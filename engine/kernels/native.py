@@ -7,7 +7,7 @@
 import importlib.metadata
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,55 @@ def linear(
     return product
 
 
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """Each last axis of `x` over the root of its mean square, times `weight`: float32."""
+    normed: mx.array = mlxcel_native.rms_norm(x, weight, eps)
+    return normed
+
+
+def rope(
+    x: mx.array,
+    dims: int,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: int | mx.array,
+    freqs: mx.array | None = None,
+) -> mx.array:
+    """`mx.fast.rope` in float32: `x` `[B, …, L, dim]`, `offset` a position or one for each of the batch."""
+    positions = offset if isinstance(offset, mx.array) else mx.array(offset, mx.int32)
+    turned: mx.array = mlxcel_native.rope(x, dims, traditional, base, scale, positions, freqs)
+    return turned
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """gate * sigmoid(gate) * x, of one shape: float32."""
+    product: mx.array = mlxcel_native.swiglu(gate, x)
+    return product
+
+
+def attend(
+    queries: mx.array,
+    new: tuple[mx.array, mx.array] | None,
+    storage: Sequence[mx.array],
+    places: Sequence[tuple[int, int, int, int]],
+    scale: float,
+    window: int = 0,
+    sinks: mx.array | None = None,
+) -> list[mx.array]:
+    """Causal attention of spans over their rows' dense storage; all float32.
+
+    `queries` `[T, heads, 1, dim]`; `storage` each span's keys and values, `[1, key heads, capacity, dim]`;
+    `places` each span's first token in T, number of tokens, position of the first, and position that its storage
+    begins with. `new` keys and values `[T, key heads, 1, dim]` are written into storage first, in place.
+
+    Returns the output `[T, heads, 1, dim]`, and behind it the storage where it was written to: go on with that.
+    """
+    keys, values = new if new is not None else (None, None)
+    outputs: list[mx.array] = mlxcel_native.attend(queries, keys, values, storage, places, scale, window, sinks)
+    return outputs
+
+
 def self_test() -> None:
     """Hold each kernel against NumPy on a few values. Raises AssertionError."""
     # Whole numbers below 16 are exact in every type here, so the sums are compared exactly.
@@ -83,6 +132,22 @@ def self_test() -> None:
             linear(x[:rows], mx.array(packed), ones, mx.zeros_like(ones), None, 32, 4),
         ):
             assert np.array_equal(np.array(product), expected[:rows]), "a product of whole numbers is wrong"
+    attended = mx.fast.scaled_dot_product_attention(*[x[None, None]] * 3, scale=0.1, mask="causal")
+    turned = mx.fast.rope(x[None], 32, traditional=False, base=1e4, scale=1.0, offset=3)
+    for said, mine, plain in (
+        ("RMSNorm", rms_norm(x, None, 1e-5), mx.fast.rms_norm(x, None, 1e-5)),
+        ("SwiGLU", swiglu(x, x), x * mx.sigmoid(x) * x),
+        ("the rotary embedding", rope(x[None], 32, False, 1e4, 1.0, 3), turned),
+        ("attention", _attended(x), attended),
+    ):
+        same = mx.allclose(mine.reshape(7, 64), plain.reshape(7, 64), rtol=1e-4, atol=1e-4)
+        assert same, f"{said} is wrong"
+
+
+def _attended(x: mx.array) -> mx.array:
+    """Causal attention of the rows of `x` to themselves."""
+    tokens, storage = x[:, None, None], [mx.zeros((1, 1, 8, x.shape[1]))] * 2
+    return attend(tokens, (tokens, tokens), [mx.array(each) for each in storage], [(0, x.shape[0], 0, 0)], 0.1)[0]
 
 
 def usable_cores(root: Path = Path("/")) -> int:

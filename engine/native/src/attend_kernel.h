@@ -71,7 +71,7 @@ void attend_one(const Attention& call, const Span& span, int64_t head, const flo
     float highest = largest;
     for (int64_t i = 0; i < kKeys; i++) highest = scores[i] > highest ? scores[i] : highest;
     if (highest > largest) {
-      V shrink = exp_of_negative(all(largest - highest));
+      V shrink = exp(all(largest - highest));
       for (int64_t i = 0; i < value_row.vectors(); i++) sum[i] = mul(sum[i], shrink);
       float factor[kLanes];
       store(factor, shrink);
@@ -80,7 +80,7 @@ void attend_one(const Attention& call, const Span& span, int64_t head, const flo
     }
     V part = zero();
     for (int v = 0; v < kKeyVectors; v++) {
-      V weight = exp_of_negative(add(load(scores + v * kLanes), all(-largest)));
+      V weight = exp(add(load(scores + v * kLanes), all(-largest)));
       store(scores + v * kLanes, weight);
       part = add(part, weight);
     }
@@ -95,19 +95,16 @@ void attend_one(const Attention& call, const Span& span, int64_t head, const flo
   for (int64_t i = 0; i < value_row.vectors(); i++) value_row.put(out, i, mul(sum[i], norm));
 }
 
-inline void attend(const Attention& call, const Span& span, int64_t key_head, int64_t first, int64_t last) {
-  int64_t group = call.num_heads / call.num_key_heads;
+inline void attend(const Attention& call, const Span& span, int64_t head, int64_t first, int64_t last) {
   auto one = call.key_dim == 64 && call.value_dim == 64     ? attend_one<64>
              : call.key_dim == 128 && call.value_dim == 128 ? attend_one<128>
                                                             : attend_one<0>;
   for (int64_t i = first; i < last; i++) {
     int64_t token = span.start + i, position = span.position + i;
     int64_t first_key = call.window && position + 1 > call.window ? position + 1 - call.window : 0;
-    for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
-      const float* query = call.queries + token * call.query_strides[0] + head * call.query_strides[1];
-      float* out = call.out + (token * call.num_heads + head) * call.value_dim;
-      one(call, span, head, query, first_key, position, out);
-    }
+    const float* query = call.queries + token * call.query_strides[0] + head * call.query_strides[1];
+    float* out = call.out + (token * call.num_heads + head) * call.value_dim;
+    one(call, span, head, query, first_key, position, out);
   }
 }
 

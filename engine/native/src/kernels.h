@@ -58,10 +58,12 @@ struct Level {
   const char* name;
   // Columns [first, last) of the product. `scratch` holds scratch_floats(call).
   void (*linear)(const Linear& call, int64_t first, int64_t last, float* scratch);
-  // Queries [first, last) of the span, all heads of the key head.
-  void (*attend)(const Attention& call, const Span& span, int64_t key_head, int64_t first, int64_t last);
+  // One head of the span's queries [first, last).
+  void (*attend)(const Attention& call, const Span& span, int64_t head, int64_t first, int64_t last);
   // Rows of `length`, each times 1 / sqrt(mean of squares + eps), then times `weight` where there is one.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t rows, int64_t length, float* y);
+  // gate * sigmoid(gate) * x
+  void (*swiglu)(const float* gate, const float* x, int64_t length, float* y);
 };
 
 constexpr int64_t kPanelColumns = 32;

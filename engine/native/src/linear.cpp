@@ -1,17 +1,8 @@
 #include "linear.h"
 
-#include <cstring>
-#include <stdexcept>
-
+#include "arrays.h"
 #include "levels.h"
-#include "mlx/allocator.h"
-#include "mlx/backend/cpu/encoder.h"
-#include "mlx/device.h"
-#include "mlx/ops.h"
-#include "mlx/primitives.h"
 #include "pool.h"
-
-namespace mx = mlx::core;
 
 namespace mlxcel {
 
@@ -26,49 +17,6 @@ Type type_of(mx::Dtype dtype) {
   if (dtype == mx::bfloat16) return Type::bfloat16;
   throw std::invalid_argument("linear takes float32, float16 and bfloat16");
 }
-
-// Rows of `x`, each a last axis, wherever they lie.
-struct Rows {
-  const float* data;
-  mx::Shape shape;
-  mx::Strides strides;
-  int64_t count, length;
-  bool dense;
-
-  explicit Rows(const mx::array& x)
-      : data(x.data<float>()), shape(x.shape()), strides(x.strides()), dense(x.flags().row_contiguous) {
-    length = shape.back();
-    count = length ? int64_t(x.size()) / length : 0;
-  }
-
-  const float* at(int64_t row) const {
-    if (dense) return data + row * length;
-    int64_t offset = 0;
-    for (int axis = int(shape.size()) - 2; axis >= 0; axis--) {
-      offset += row % shape[axis] * strides[axis];
-      row /= shape[axis];
-    }
-    return data + offset;
-  }
-
-  // One row in the order the kernels read it, zero-padded to `stride`.
-  void lay_out(int64_t row, int64_t stride, bool even_first, float* to) const {
-    const float* from = at(row);
-    int64_t step = dense ? 1 : strides.back();
-    if (even_first) {
-      for (int64_t block = 0; block < length; block += kBlock)
-        for (int64_t i = 0; i < kBlock / 2; i++) {
-          to[block + i] = from[(block + 2 * i) * step];
-          to[block + kBlock / 2 + i] = from[(block + 2 * i + 1) * step];
-        }
-    } else if (step == 1) {
-      std::memcpy(to, from, length * sizeof(float));
-    } else {
-      for (int64_t i = 0; i < length; i++) to[i] = from[i * step];
-    }
-    for (int64_t i = length; i < stride; i++) to[i] = 0;
-  }
-};
 
 void compute(const Rows& rows, Linear call) {
   int64_t stride = call.num_blocks() * kBlock;
@@ -97,17 +45,18 @@ void compute(const Rows& rows, Linear call) {
   });
 }
 
-class LinearPrimitive : public mx::UnaryPrimitive {
+class LinearPrimitive : public CpuPrimitive {
  public:
   LinearPrimitive(mx::Stream stream, int group_size, int bits, bool has_bias)
-      : UnaryPrimitive(stream), group_size_(group_size), bits_(bits), has_bias_(has_bias) {}
+      : CpuPrimitive(stream), group_size_(group_size), bits_(bits), has_bias_(has_bias) {}
 
-  void eval_cpu(const std::vector<mx::array>& inputs, mx::array& out) override {
-    out.set_data(mx::allocator::malloc(out.nbytes()));
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    mx::array& out = outputs[0];
+    float* y = allocate(out);
     if (out.size() == 0) return;
     const mx::array &x = inputs[0], &weight = inputs[1];
     Linear call{};
-    call.y = out.data<float>();
+    call.y = y;
     call.num_inputs = x.shape(-1);
     call.num_columns = weight.shape(0);
     call.num_rows = int64_t(out.size()) / call.num_columns;
@@ -122,12 +71,7 @@ class LinearPrimitive : public mx::UnaryPrimitive {
       call.weight_type = type_of(weight.dtype());
     }
     if (has_bias_) call.bias = inputs.back().data<float>();
-    if (call.num_inputs == 0) throw std::invalid_argument("linear takes at least one input");
-    mx::cpu::get_command_encoder(stream()).dispatch([rows = Rows(x), call] { compute(rows, call); });
-  }
-
-  void eval_gpu(const std::vector<mx::array>&, mx::array&) override {
-    throw std::runtime_error("linear runs on the CPU alone");
+    dispatch([rows = Rows(x), call] { compute(rows, call); });
   }
 
   const char* name() const override { return "MlxcelLinear"; }
@@ -148,16 +92,6 @@ class LinearPrimitive : public mx::UnaryPrimitive {
   bool has_bias_;
 };
 
-// Loaded weights lie densely already; the extra operation is for those that do not or are not known to.
-mx::array dense(const mx::array& a, mx::Stream stream) {
-  if (a.is_available() && a.flags().row_contiguous) return a;
-  return mx::contiguous(a, false, stream);
-}
-
-void expect(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
 }  // namespace
 
 mx::array linear(const mx::array& x, const mx::array& weight, const std::optional<mx::array>& scales,
@@ -166,8 +100,7 @@ mx::array linear(const mx::array& x, const mx::array& weight, const std::optiona
   mx::Stream stream = mx::default_stream(mx::Device::cpu);
   expect(x.ndim() >= 1 && weight.ndim() == 2, "linear takes x [..., inputs] and a weight of two axes");
   int num_inputs = x.shape(-1), num_columns = weight.shape(0);
-  std::vector<mx::array> inputs{x.dtype() == mx::float32 ? x : mx::astype(x, mx::float32, stream),
-                                dense(weight, stream)};
+  std::vector<mx::array> inputs{wide(x, stream), dense(weight, stream)};
   if (bits) {
     expect(bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8, "bits are 2, 3, 4, 5, 6 or 8");
     expect(group_size == 32 || group_size == 64 || group_size == 128, "groups are of 32, 64 or 128");
@@ -186,7 +119,7 @@ mx::array linear(const mx::array& x, const mx::array& weight, const std::optiona
   }
   if (bias) {
     expect(bias->shape() == mx::Shape({num_columns}), "the bias has one value for each output");
-    inputs.push_back(dense(mx::astype(*bias, mx::float32, stream), stream));
+    inputs.push_back(dense(wide(*bias, stream), stream));
   }
   mx::Shape shape = x.shape();
   shape.back() = num_columns;

@@ -1,12 +1,15 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "attend.h"
 #include "levels.h"
 #include "linear.h"
 #include "mlx/version.h"
 #include "pool.h"
+#include "rows.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,6 +23,13 @@ NB_MODULE(mlxcel_native, m) {
   m.def("linear", &mlxcel::linear, "x"_a, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bias"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
         "x·Wᵀ (+ bias) in float32; bits 0: the weight is of a float type, else packed in MLX's affine layout.");
+  m.def("rms_norm", &mlxcel::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
+  m.def("rope", &mlxcel::rope, "x"_a, "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "offset"_a,
+        "freqs"_a = nb::none(), "As mx.fast.rope, its offset an array.");
+  m.def("swiglu", &mlxcel::swiglu, "gate"_a, "x"_a, "gate * sigmoid(gate) * x");
+  m.def("attend", &mlxcel::attend, "queries"_a, "keys"_a.none(), "values"_a.none(), "storage"_a, "places"_a,
+        "scale"_a, "window"_a = 0, "sinks"_a = nb::none(),
+        "Append and causal attention of spans over their rows' storage; gives the output, then the storage.");
   m.def("levels", [] {
     std::vector<std::string> names;
     for (auto* level : mlxcel::levels()) names.push_back(level->name);

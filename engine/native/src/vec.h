@@ -79,6 +79,7 @@ inline V load_part(const float* from, int count) { return _mm512_maskz_loadu_ps(
 inline V add(V a, V b) { return _mm512_add_ps(a, b); }
 inline V mul(V a, V b) { return _mm512_mul_ps(a, b); }
 inline V max(V a, V b) { return _mm512_max_ps(a, b); }
+inline V min(V a, V b) { return _mm512_min_ps(a, b); }
 inline V div(V a, V b) { return _mm512_div_ps(a, b); }
 inline V round(V a) { return _mm512_roundscale_ps(a, 0); }
 // Two to the power of a whole number from -127 (taken for minus infinity) to 127.
@@ -130,6 +131,7 @@ inline void of_nibbles(const uint8_t* from, float scale, float bias, V out[4]) {
 inline V add(V a, V b) { return _mm256_add_ps(a, b); }
 inline V mul(V a, V b) { return _mm256_mul_ps(a, b); }
 inline V max(V a, V b) { return _mm256_max_ps(a, b); }
+inline V min(V a, V b) { return _mm256_min_ps(a, b); }
 inline V div(V a, V b) { return _mm256_div_ps(a, b); }
 inline V round(V a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline V two_to(V a) {
@@ -157,6 +159,7 @@ inline V fma(V a, V b, V c) { return vfmaq_f32(c, a, b); }
 inline V add(V a, V b) { return vaddq_f32(a, b); }
 inline V mul(V a, V b) { return vmulq_f32(a, b); }
 inline V max(V a, V b) { return vmaxq_f32(a, b); }
+inline V min(V a, V b) { return vminq_f32(a, b); }
 inline V div(V a, V b) { return vdivq_f32(a, b); }
 inline V round(V a) { return vrndnq_f32(a); }
 inline V two_to(V a) {
@@ -182,17 +185,16 @@ inline V all(float value) { return V{value, value, value, value}; }
 inline V fma(V a, V b, V c) { return a * b + c; }
 inline V add(V a, V b) { return a + b; }
 inline V mul(V a, V b) { return a * b; }
-inline V max(V a, V b) {
-  auto greater = a > b;
-  return (V)(((Whole)a & greater) | ((Whole)b & ~greater));
-}
+inline V either(Whole which, V a, V b) { return (V)(((Whole)a & which) | ((Whole)b & ~which)); }
+inline V max(V a, V b) { return either(a > b, a, b); }
+inline V min(V a, V b) { return either(a < b, a, b); }
 inline V div(V a, V b) { return a / b; }
 // To the nearest whole number, by the trick of adding what leaves no room for a fraction.
 inline V round(V a) {
   V shift = all(12582912.0f);
   return (a + shift) - shift;
 }
-inline V two_to(V a) { return (V)((__builtin_convertvector(a, Whole) + 127) << 23); }
+inline V two_to(V a) { return (V)((__builtin_convertvector(a == a ? a : all(0), Whole) + 127) << 23); }
 inline V of_bfloat16(const uint16_t* from) {
   return V{float_of_bfloat16(from[0]), float_of_bfloat16(from[1]), float_of_bfloat16(from[2]),
            float_of_bfloat16(from[3])};
@@ -236,10 +238,10 @@ inline V load_part(const float* from, int count) {
 
 constexpr float kTaylor[] = {1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f};
 
-// The exponential of what is not positive, within two units in the last place; below -87 it is 0.
-// A polynomial of degree 6 on half of ln 2 to either side of 0, whose coefficients are the Taylor series'.
-inline V exp_of_negative(V x) {
-  x = max(all(-88.0f), x);  // in this order what is not a number stays so
+// The exponential between -87 (below it is 0) and 88 (above it stays), within two units in the last place.
+// A polynomial of degree 6 over half of ln 2 to either side of 0, with the Taylor series' coefficients.
+inline V exp(V x) {
+  x = min(all(88.0f), max(all(-88.0f), x));  // in this order what is not a number stays so
   V whole = round(mul(x, all(1.44269504f)));
   V rest = fma(whole, all(-0.693359375f), x);
   rest = fma(whole, all(2.12194440e-4f), rest);

@@ -95,3 +95,4 @@ def test_an_engine_answers_the_same_with_and_without(compiled, tmp_path):
     engines = [Engine.open(EngineConfig(model=folder, portable=portable)) for portable in (True, False)]
     assert engines[0].mode == engines[1].mode == "spans"
     assert "exactly" in engines[1].verdict.reason
+    assert "exactly" in engines[0].verdict.reason

@@ -1,4 +1,4 @@
-// RMSNorm for one level: each row by itself, summed up in one order.
+// What is done to rows or single values, for one level: RMSNorm, each row summed up in one order, and SwiGLU.
 #pragma once
 
 #include "kernels.h"
@@ -23,6 +23,23 @@ inline void rms_norm(const float* x, const float* weight, float eps, int64_t row
       store(y + i, weight ? mul(v, load(weight + i)) : v);
     }
     for (int64_t i = whole; i < length; i++) y[i] = x[i] * factor * (weight ? weight[i] : 1.0f);
+  }
+}
+
+inline void swiglu(const float* gate, const float* x, int64_t length, float* y) {
+  for (int64_t i = 0; i < length; i += kLanes) {
+    int64_t left = length - i;
+    bool whole = left >= kLanes;
+    V g = whole ? load(gate + i) : load_part(gate + i, int(left));
+    V v = whole ? load(x + i) : load_part(x + i, int(left));
+    V out = mul(div(g, add(all(1), exp(mul(g, all(-1))))), v);
+    if (whole) {
+      store(y + i, out);
+    } else {
+      float part[kLanes];
+      store(part, out);
+      std::memcpy(y + i, part, left * sizeof(float));
+    }
   }
 }
 

@@ -5,13 +5,15 @@ BIN    := $(VENV)/bin
 # On Linux the MLX backend is an extra: `make setup BACKEND=cuda` takes the CUDA one.
 BACKEND ?= $(if $(filter Linux,$(shell uname -s)),cpu,)
 EXTRAS := $(if $(BACKEND),[$(BACKEND)],)
+# The compiled CPU kernels; `make setup NATIVE=` leaves them out.
+NATIVE ?= $(if $(filter cuda,$(BACKEND)),,engine/native)
 
 STAMP  := $(VENV)/.done-$(or $(BACKEND),metal)
 export PROMPT
 
-.PHONY: setup run test format lint check bench docs completions clean
+.PHONY: setup run test format lint check sanitize bench docs completions clean
 
-setup: $(STAMP) ## make .venv and install mlxcel with its development tools
+setup: $(STAMP) $(VENV)/.native ## make .venv and install mlxcel with its development tools and kernels
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mlxcel needs Python 3.11 or newer; try: make setup PYTHON=python3.12")'
@@ -19,6 +21,14 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install -q --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install -q --group dev -e '.$(EXTRAS)'
 	rm -f $(VENV)/.done-*
+	touch $@
+
+$(VENV)/.native: $(STAMP) $(wildcard engine/native/*.* engine/native/src/*)
+	@if [ -n "$(NATIVE)" ]; then \
+	  $(BIN)/python -m pip install -q --group native > $(VENV)/native.log 2>&1 \
+	    && $(BIN)/python -m pip install -q --no-build-isolation ./engine/native >> $(VENV)/native.log 2>&1 \
+	    || echo "compiled kernels: not built ($(VENV)/native.log says why); the engine runs portable"; \
+	fi
 	touch $@
 
 run: setup ## fetch the built-in model and answer PROMPT

@@ -98,6 +98,11 @@ class EngineConfig:
     lookahead: bool | None = setting(
         None, "submit a step before the last is read; None: where it gains", flag=False
     )
+    threads: int = setting(
+        0, "CPU threads of the compiled kernels; 0: the cores this process may use", minimum=0, maximum=1024,
+        aliases=("-t",),
+    )  # fmt: skip
+    portable: bool = setting(False, "run on MLX's own operations, without the compiled kernels")
     trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")
     chat_template: Path | None = setting(None, "a Jinja file used in place of the checkpoint's chat template")
     adapter: Path | None = setting(None, "a folder with LoRA or DoRA weights of mlx-lm, applied to the model")

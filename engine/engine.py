@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Span
-from engine.kernels import portable
+from engine.kernels import native, portable
 from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
 from engine.plan import Piece, PrefillPlan, Tick
@@ -89,21 +89,25 @@ class Engine:
     @classmethod
     def open(cls, config: EngineConfig) -> "Engine":
         """Load the checkpoint that `config` names. Raises ModelError and ConfigError."""
-        kernels = portable.prepare(default_home() / "kernels")
+        unfused = portable.prepare(default_home() / "kernels")
+        started = "as asked" if config.portable else native.start(config.threads)
+        compiled = isinstance(started, native.Native)
+        kernels = native.said(started)
         loaded = load(
             config.model,
             trust_remote_code=config.trust_remote_code,
             chat_template=config.chat_template,
             adapter=config.adapter,
+            compiled=compiled,
         )
         # What an adapter or a checkpoint's own code does to the layers is not in the verdict's name.
         verdicts = Verdicts(default_home() / "probes")
         keeps = config.adapter is None and not config.trust_remote_code
-        known = verdicts.find(config.model) if keeps else None
+        known = verdicts.find(config.model, kernels) if keeps else None
         engine = cls(loaded, config, verdict=known)
         if keeps and known is None:
-            verdicts.keep(config.model, engine.verdict)
-        engine.notes = (kernels, *engine.notes)
+            verdicts.keep(config.model, kernels, engine.verdict)
+        engine.notes = (f"kernels: {kernels}{unfused}", *engine.notes)
         return engine
 
     @property

@@ -61,11 +61,15 @@ def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
             break
         try:
             forward = make(model, selection)
-            worst = _difference(_run(forward, vocab_size, together=True), reference)
+            together = _run(forward, vocab_size, together=True)
+            worst = _difference(together, reference)
         except Exception as fault:  # noqa: BLE001 - a model's code may raise anything; the verdict says what
             refusals.setdefault(_first_sentence(fault), []).append(mode)
             continue
         if worst <= TOLERANCE.get(reference.dtype, TOLERANCE_HALF):
+            # A mode may have an attention of its own; then it is its own company that it must not notice.
+            if worst:
+                worst = _difference(together, _run(forward, vocab_size, together=False))
             exactly = "exactly" if worst == 0 else f"within {worst:.0e}"
             agrees = f"rows together equal each alone {exactly}"
             return forward, Verdict(mode, "; ".join([agrees, *_told(refusals)]), tokens_per_s)
@@ -88,30 +92,33 @@ def forward_of(model: Any, vocab_size: int, verdict: Verdict) -> Forward:
 
 
 class Verdicts:
-    """Verdicts of earlier runs, one file each in `folder`. One that cannot be read or written is no matter."""
+    """Verdicts of earlier runs, one file each in `folder`. One that cannot be read or written is no matter.
+
+    `kernels` says which were in use: a verdict's rate is theirs.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def find(self, checkpoint: Path) -> Verdict | None:
+    def find(self, checkpoint: Path, kernels: str) -> Verdict | None:
         try:
-            said = json.loads(self._file(checkpoint).read_text())
+            said = json.loads(self._file(checkpoint, kernels).read_text())
             verdict = Verdict(str(said["mode"]), str(said["reason"]), float(said["tokens_per_s"]))
             return verdict if verdict.mode in MODES else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
-    def keep(self, checkpoint: Path, verdict: Verdict) -> None:
+    def keep(self, checkpoint: Path, kernels: str, verdict: Verdict) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            file = self._file(checkpoint)
+            file = self._file(checkpoint, kernels)
             draft = file.with_suffix(f".{time.time_ns()}")
             draft.write_text(json.dumps(asdict(verdict)))
             draft.replace(file)
         except OSError:
             return
 
-    def _file(self, checkpoint: Path) -> Path:
+    def _file(self, checkpoint: Path, kernels: str) -> Path:
         """Named by everything that could change the verdict."""
         digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
         weights = sorted(checkpoint.glob("*.safetensors"))
@@ -119,7 +126,7 @@ class Verdicts:
             repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]).encode()
         )
         versions = [importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "mlxcel")]
-        digest.update(repr((versions, str(mx.default_device()))).encode())
+        digest.update(repr((versions, kernels, str(mx.default_device()))).encode())
         return self._folder / f"{digest.hexdigest()[:24]}.json"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.rows import DenseLayer
+from engine.kernels import functions, native
 
 Sdpa = Callable[..., mx.array]
 
@@ -84,6 +85,7 @@ class SpanLayer(AttentionView):
         self._batch = batch
         self._layers = layers  # of each span's row
         self._handles: tuple[Handle, Handle] | None = None
+        self._unwritten: tuple[mx.array, mx.array] | None = None
 
     @property
     def offset(self) -> mx.array:
@@ -98,12 +100,23 @@ class SpanLayer(AttentionView):
         return WindowMask(window_size) if window_size else None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple["Handle", "Handle"]:
-        """Store keys and values of `[T, heads, 1, head_dim]`, each span's with its row."""
+        """Store keys and values of `[T, heads, 1, head_dim]`, each span's with its row.
+
+        The compiled kernel stores them when it attends.
+        """
+        self._unwritten = keys, values
+        if not (functions.in_use() and keys.dtype == values.dtype == mx.float32):
+            self._write()
+        self._handles = Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
+        return self._handles
+
+    def _write(self) -> None:
+        if self._unwritten is None:
+            return
+        (keys, values), self._unwritten = self._unwritten, None
         for place, layer in zip(self._batch.places, self._layers, strict=True):
             span = slice(place.start, place.start + place.count)
             layer.append(_to_sequence(keys[span]), _to_sequence(values[span]))
-        self._handles = Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
-        return self._handles
 
     def keys_and_values(self) -> tuple["Handle", "Handle"]:
         """What `update_and_fetch` gave, for layers that share it."""
@@ -118,6 +131,9 @@ class SpanLayer(AttentionView):
         if queries.shape[0] != self._batch.num_tokens or queries.shape[2] != 1:
             raise UnsupportedAttention(f"queries of shape {queries.shape} are not one token a row")
         asked = mask.window if mask is not None else 0
+        if functions.in_use() and queries.dtype == dtype == mx.float32 and options.keys() <= {"scale", "sinks"}:
+            return self._attend_compiled(queries, asked, **options)
+        self._write()
         outputs = []
         for place, layer in zip(self._batch.places, self._layers, strict=True):
             window = min(filter(None, (layer.window, asked)), default=0)
@@ -127,6 +143,24 @@ class SpanLayer(AttentionView):
             seen = self._batch.mask(place, first_key, window)
             outputs.append(_to_rows(sdpa(span, keys, values, mask=seen, **options)))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def _attend_compiled(
+        self, queries: mx.array, asked: int, *, scale: float, sinks: mx.array | None = None
+    ) -> mx.array:
+        """All spans in one call of the kernel, which also stores what is not stored yet."""
+        new, self._unwritten = self._unwritten, None
+        storage: list[mx.array] = []
+        places = []
+        for place, layer in zip(self._batch.places, self._layers, strict=True):
+            keys, values, base = layer.room(place.count, *new) if new else layer.stored()
+            storage += (keys, values)
+            places.append((place.start, place.count, place.position, base))
+        window = min(filter(None, (self._layers[0].window, asked)), default=0)
+        output, *written = native.attend(queries, new, storage, places, scale, window, sinks)
+        for i, (place, layer) in enumerate(zip(self._batch.places, self._layers, strict=True)):
+            if written:
+                layer.written(place.count, written[2 * i], written[2 * i + 1])
+        return output
 
 
 class Handle:

@@ -60,6 +60,25 @@ class DenseLayer:
         self._values[..., at : at + num_tokens, :] = values
         self._length += num_tokens
 
+    def room(self, num_tokens: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array, int]:
+        """The buffers, with room for the next tokens, and the position that they begin with.
+
+        `keys` and `values` show how many heads there are, of what size and type.
+        """
+        self._reserve(num_tokens, keys, values)
+        return self.stored()
+
+    def stored(self) -> tuple[mx.array, mx.array, int]:
+        """The buffers, and the position that they begin with."""
+        assert self._keys is not None, "nothing is stored yet"
+        assert self._values is not None
+        return self._keys, self._values, self._base
+
+    def written(self, num_tokens: int, keys: mx.array, values: mx.array) -> None:
+        """Go on with these buffers, into which a kernel has put the next tokens."""
+        self._keys, self._values = keys, values
+        self._length += num_tokens
+
     def view(self, first_position: int) -> tuple[mx.array, mx.array]:
         """Keys and values from `first_position` to the last stored."""
         assert self._keys is not None, "nothing is stored yet"

@@ -13,13 +13,14 @@ import mlx.core as mx
 
 
 def prepare(folder: Path) -> str:
-    """Set MLX up for this process; `folder` holds compiled operations between runs. Returns the start-up note."""
-    if mx.default_device() != mx.cpu:
-        return f"kernels: MLX on {mx.default_device().type.name}"
-    if _compiles_in(folder):
-        return "kernels: portable (no compiled package)"
+    """Set MLX up for this process; `folder` holds compiled operations between runs.
+
+    Returns what the start-up line adds about it.
+    """
+    if mx.default_device() != mx.cpu or _compiles_in(folder):
+        return ""
     mx.disable_compile()
-    return "kernels: portable (no compiled package), unfused (no working C++ compiler)"
+    return ", unfused (no working C++ compiler)"
 
 
 def _compiles_in(folder: Path) -> bool:

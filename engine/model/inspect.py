@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten, tree_map
 from engine.cache.adapter import SequenceStorage
 from engine.cache.rows import GROWTH_TOKENS
 from engine.errors import UnsupportedModel
+from engine.kernels import native
 from engine.model.load import LoadedModel, Placement, load, placement
 from engine.model.store import TOKENIZER_FILES, default_home
 from engine.plan import ALONE_MAX_TOKENS
@@ -144,15 +145,20 @@ class Description:
         return fitting
 
 
-def describe(path: Path, *, trust_remote_code: bool = False) -> Description:
+def describe(
+    path: Path, *, trust_remote_code: bool = False, kernels: native.Native | str | None = None
+) -> Description:
     """Describe the checkpoint folder `path`; nothing is read but its headers and its small files.
+
+    `kernels` are those that would run it, as `native.start` gave them; None: find out.
 
     Raises what loading it would, and UnsupportedModel when no forward can be built.
     """
     loaded = load(path, trust_remote_code=trust_remote_code, lazy=True)
-    place = placement(loaded.model)
+    kernels = native.start() if kernels is None else kernels
+    place = placement(loaded.model, compiled=isinstance(kernels, native.Native))
     packings, dtypes = _packings(place), _dtypes(loaded.model)
-    layers = layers_of(_hollow(loaded.model, widened=place.expands or place.widens))
+    layers = layers_of(_hollow(loaded.model, widened=place.in_float32))
     named = loaded.config.get("architectures")
     return Description(
         path=path,
@@ -172,7 +178,7 @@ def describe(path: Path, *, trust_remote_code: bool = False) -> Description:
         tokenizer=next((name for name in TOKENIZER_FILES if (path / name).is_file()), "tiktoken"),
         has_chat_template=bool(loaded.tokenizer.has_chat_template),
         end_tokens=tuple((index, _text(loaded, index)) for index in sorted(loaded.eos_token_ids)),
-        decode_mode=_decode_mode(path),
+        decode_mode=_decode_mode(path, native.said(kernels)),
         available_bytes=place.free_bytes,
     )
 
@@ -258,7 +264,7 @@ def _text(loaded: LoadedModel, index: int) -> str:
         return ""
 
 
-def _decode_mode(path: Path) -> str | None:
-    """The mode that an earlier probe of the checkpoint at `path` found."""
-    verdict = Verdicts(default_home() / "probes").find(path)
+def _decode_mode(path: Path, kernels: str) -> str | None:
+    """The mode that an earlier probe of the checkpoint at `path` found with these kernels."""
+    verdict = Verdicts(default_home() / "probes").find(path, kernels)
     return None if verdict is None else verdict.mode

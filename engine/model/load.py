@@ -20,6 +20,7 @@ from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 
 from engine.config import EngineConfig, setting_of
 from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
+from engine.kernels import leaves
 from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import check_complete, read_json
 from engine.request import Sampling
@@ -62,12 +63,14 @@ def load(
     trust_remote_code: bool = False,
     chat_template: Path | None = None,
     adapter: Path | None = None,
+    compiled: bool = False,
     lazy: bool = False,
 ) -> LoadedModel:
     """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
 
-    `adapter` is a folder with mlx-lm's LoRA or DoRA weights, which are applied to the model in memory. With `lazy`
-    the weights stay on the disk, as they are there: nothing is decided about them and no note says so.
+    `adapter` is a folder with mlx-lm's LoRA or DoRA weights, which are applied to the model in memory. `compiled`
+    says that the compiled kernels run here: the model's leaves are handed to them. With `lazy` the weights stay on
+    the disk, as they are there: nothing is decided about them and no note says so.
 
     An `auto_map` alone is no reason to refuse: mlx-lm never runs it, and most tokenizers load without it.
 
@@ -83,8 +86,10 @@ def load(
     tokenizer = _load_tokenizer(path, config, trust_remote_code)
     if chat_template is not None:
         _replace_template(tokenizer, chat_template)
-    notes = [] if lazy else [_place_weights(model)]
-    if adapter is not None:
+    notes = [_apply_adapter(model, adapter)] if adapter is not None and compiled else []
+    if not lazy:
+        notes.insert(0, _place_for_kernels(model) if compiled else _place_weights(model))
+    if adapter is not None and not compiled:
         notes.append(_apply_adapter(model, adapter))
     context_length = _context_length(config)
     if context_length is None:
@@ -165,21 +170,20 @@ def _replace_template(tokenizer: Any, file: Path) -> None:
 class Placement:
     """How a model's weights will lie in memory. `packed` are its quantized layers by name.
 
-    `slow` says that nothing here multiplies packed weights fast; then they are expanded to float32 where that
-    leaves room for what else is needed. `half_experts`: expert layers in half precision, which MLX's CPU backend
-    cannot multiply at all.
+    On a CPU the layers that nothing multiplies fast as they are (`unfit`; without the compiled kernels all of the
+    packed ones) are expanded to float32 where that leaves room for what else is needed. `half_experts`: expert
+    layers in half precision, which MLX's CPU backend cannot multiply at all.
     """
 
     packed: dict[str, Any]
+    unfit: dict[str, Any]
     half_experts: bool
     slow: bool
+    compiled: bool
+    num_parameters: int
     free_bytes: int
     stored_bytes: int
     expanded_bytes: int
-
-    @property
-    def num_parameters(self) -> int:
-        return self.expanded_bytes // 4
 
     @property
     def fits(self) -> bool:
@@ -187,27 +191,38 @@ class Placement:
 
     @property
     def expands(self) -> bool:
-        return bool(self.packed) and self.slow and self.expanded_bytes <= EXPANDED_SHARE * self.free_bytes
+        return bool(self.unfit) and self.slow and self.expanded_bytes <= EXPANDED_SHARE * self.free_bytes
 
     @property
     def widens(self) -> bool:
         return self.half_experts and self.slow and not self.packed
 
     @property
+    def in_float32(self) -> bool:
+        """Whether activations, and so keys and values, are float32 whatever the weights are."""
+        return self.expands or self.widens or self.compiled
+
+    @property
     def num_bytes(self) -> int:
         return self.expanded_bytes if self.expands or self.widens else self.stored_bytes
 
 
-def placement(model: Any) -> Placement:
-    """How the weights of `model`, evaluated or not, will lie in memory."""
+def placement(model: Any, *, compiled: bool = False) -> Placement:
+    """How the weights of `model`, evaluated or not, will lie in memory, with the `compiled` kernels or without."""
     packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+    unfit = {name: module for name, module in packed.items() if not (compiled and leaves.fits(module))}
+    stored_bytes, all_in_float32 = _parameter_bytes(model), _expanded_bytes(model, packed)
+    grown = sum(4 * m.weight.size * 32 // m.bits - _parameter_bytes(m) for m in unfit.values())
     return Placement(
         packed=packed,
+        unfit=unfit,
         half_experts=any(type(m) is SwitchLinear and m.weight.dtype != mx.float32 for m in model.modules()),
         slow=mx.default_device() == mx.Device(mx.cpu),
+        compiled=compiled,
+        num_parameters=all_in_float32 // 4,
         free_bytes=available_bytes(),
-        stored_bytes=_parameter_bytes(model),
-        expanded_bytes=_expanded_bytes(model, packed),
+        stored_bytes=stored_bytes,
+        expanded_bytes=stored_bytes + grown if compiled and packed else all_in_float32,
     )
 
 
@@ -217,19 +232,18 @@ def _place_weights(model: Any) -> str:
     Too large an allocation on a CPU kills the process, so ModelError is raised before it is tried.
     """
     place = placement(model)
-    packed, slow, free_bytes, needed_bytes = place.packed, place.slow, place.free_bytes, place.stored_bytes
-    if not place.fits:
-        raise ModelError(
-            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
-            hint="choose a smaller model, or the same one with fewer bits",
-        )
+    packed, slow, free_bytes = place.packed, place.slow, place.free_bytes
+    if slow:
+        _hold_room(place.stored_bytes, free_bytes)
     if not packed:
         said = _widen(model, place) if place.widens else ""
         mx.eval(model.parameters())
         return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))}){said}"
-    bits = "- and ".join(str(width) for width in sorted({module.bits for module in packed.values()}))
+    bits = _bits(packed.values())
     if place.expands:
         _expand(model, packed)
+        model.set_dtype(mx.float32)
+        mx.eval(model.parameters())
         size = human_bytes(_parameter_bytes(model))
         return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
     mx.eval(model.parameters())
@@ -237,6 +251,61 @@ def _place_weights(model: Any) -> str:
     if slow:
         said += f", slow: float32 would take {human_bytes(place.expanded_bytes)} of {human_bytes(free_bytes)} free"
     return said
+
+
+def _place_for_kernels(model: Any) -> str:
+    """Hand the model's leaves to the compiled kernels, packed and half-precision weights as they are.
+
+    What remains is for MLX's CPU operations and turned to float32, packed experts where they fit. Raises
+    ModelError where memory is too short.
+    """
+    bits = _bits(placement(model).packed.values())
+    leaves.replace(model)
+    rest = {name: module for name, module in model.named_modules() if not leaves.is_compiled(module)}
+    packed = {name: module for name, module in rest.items() if type(module) in _UNPACKED}
+    free_bytes, loaded_bytes = available_bytes(), _parameter_bytes(model)
+    arrays = [array for module in rest.values() for array in _own_floats(module).values()]
+    widened_bytes = sum(4 * array.size - array.nbytes for array in arrays)
+    expanded_bytes = (
+        loaded_bytes
+        + widened_bytes
+        + sum(4 * module.weight.size * 32 // module.bits for module in packed.values())
+    )
+    has_packed = bool(packed)
+    expands = has_packed and expanded_bytes <= EXPANDED_SHARE * free_bytes
+    _hold_room(loaded_bytes + widened_bytes, free_bytes)
+    if expands:
+        _expand(model, packed)
+    for module in model.modules():
+        if not leaves.is_compiled(module) and type(module) not in _UNPACKED:
+            module.update({name: array.astype(mx.float32) for name, array in _own_floats(module).items()})
+    mx.eval(model.parameters())
+    kind = f"{bits}-bit" if bits else _dtype_names(model)
+    said = f"weights: {kind} ({human_bytes(_parameter_bytes(model))}), activations float32"
+    if has_packed:
+        said += ", experts expanded to float32" if expands else ", experts packed, slow: they do not fit expanded"
+    return said
+
+
+def _own_floats(module: Any) -> dict[str, mx.array]:
+    """The parameters that are the module's own, not its parts', and not whole numbers."""
+    return {
+        name: value
+        for name, value in module.items()
+        if isinstance(value, mx.array) and not name.startswith("_") and mx.issubdtype(value.dtype, mx.floating)
+    }
+
+
+def _hold_room(needed_bytes: int, free_bytes: int) -> None:
+    if needed_bytes > free_bytes:
+        raise ModelError(
+            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
+            hint="choose a smaller model, or the same one with fewer bits",
+        )
+
+
+def _bits(packed: Iterable[Any]) -> str:
+    return "- and ".join(str(width) for width in sorted({module.bits for module in packed}))
 
 
 def _widen(model: Any, place: Placement) -> str:
@@ -261,9 +330,7 @@ def _expand(model: Any, packed: dict[str, Any]) -> None:
             layer.bias = module.bias
         mx.eval(layer.parameters())
         model.update_modules(tree_unflatten([(name, layer)]))
-    model.set_dtype(mx.float32)
     model.eval()
-    mx.eval(model.parameters())
 
 
 def _expanded_weight(module: Any) -> mx.array:

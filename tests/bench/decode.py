@@ -1,20 +1,22 @@
-"""Prefill and decode of one and of several rows, against mlx-lm on the same loaded weights, in turn.
+"""Prefill and decode of one and of several rows, against a rival on the same checkpoint, in turn.
 
-    python -m tests.bench.decode [MODEL] [--prompt 64] [--new 24] [--repeats 3] [--rows 1 4 8]
+    python -m tests.bench.decode [MODEL] [--rival mlx_lm|portable] [--prompt 64]
+       [--new 24] [--repeats 3] [--rows 1 4 8]
 
-The rival is `mlx_lm.stream_generate`, which runs one row. Medians of the repeats; ratios are ours over theirs.
+Rivals run one row: `mlx_lm` is `mlx_lm.stream_generate` on the checkpoint as mlx-lm loads it, `portable` this
+engine without the compiled kernels. Medians of the repeats; ratios are ours over the rival's.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-from mlx_lm import stream_generate
+from mlx_lm import load, stream_generate
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.load import load
 from engine.model.pull import ensure
 from engine.request import Request
 
@@ -44,6 +46,15 @@ def theirs(model: object, tokenizer: object, prompt: list[int], num_new: int) ->
     return len(prompt) / (times_s[0] - started_s), (len(times_s) - 1) / (times_s[-1] - times_s[0])
 
 
+def rival(name: str, path: Path, prompt: list[int], num_new: int) -> Callable[[], Rates]:
+    if name == "portable":
+        engine = Engine.open(EngineConfig(model=path, portable=True, lookahead=False))
+        return lambda: ours(engine, prompt, num_new, 1)
+    model, tokenizer = load(str(path))
+    tokenizer.eos_token_ids = set()  # it runs to the asked length
+    return lambda: theirs(model, tokenizer, prompt, num_new)
+
+
 def medians(runs: list[Rates]) -> Rates:
     return statistics.median(run[0] for run in runs), statistics.median(run[1] for run in runs)
 
@@ -51,33 +62,29 @@ def medians(runs: list[Rates]) -> Rates:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--rival", choices=["mlx_lm", "portable"], default="portable")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8])
     asked = parser.parse_args()
     path = ensure(asked.model)
-    loaded = load(path)
-    engine = Engine(loaded, EngineConfig(model=path))
-    loaded.tokenizer.eos_token_ids = set()  # both run to the asked length
-    prompt = [(7 * i + 3) % loaded.vocab_size for i in range(asked.prompt)]
-    arms: dict[str, Callable[[], Rates]] = {
-        "mlx_lm, 1 row": lambda: theirs(loaded.model, loaded.tokenizer, prompt, asked.new)
-    }
+    engine = Engine.open(EngineConfig(model=path))
+    prompt = [(7 * i + 3) % engine.vocab_size for i in range(asked.prompt)]
+    arms = {f"{asked.rival}, 1 row": rival(asked.rival, path, prompt, asked.new)}
     for num_rows in asked.rows:
         arms[f"mlxcel, {num_rows} rows"] = lambda n=num_rows: ours(engine, prompt, asked.new, n)
     runs: dict[str, list[Rates]] = {name: [] for name in arms}
     for _ in range(asked.repeats):
         for name, arm in arms.items():
             runs[name].append(arm())
-    rival = medians(runs["mlx_lm, 1 row"])
-    print(
-        f"{asked.model}, {engine.mode}, {asked.prompt} prompt and {asked.new} new tokens, {asked.repeats} repeats"
-    )
+    base = medians(runs[f"{asked.rival}, 1 row"])
+    print(f"{asked.model}, {engine.mode}, {engine.notes[0]}")
+    print(f"{asked.prompt} prompt and {asked.new} new tokens, {asked.repeats} repeats")
     print(f"{'':16}{'prefill tok/s':>15}{'ratio':>8}{'decode tok/s':>15}{'ratio':>8}")
     for name, taken in runs.items():
         prefill, decode = medians(taken)
-        print(f"{name:16}{prefill:15.2f}{prefill / rival[0]:8.2f}{decode:15.2f}{decode / rival[1]:8.2f}")
+        print(f"{name:16}{prefill:15.2f}{prefill / base[0]:8.2f}{decode:15.2f}{decode / base[1]:8.2f}")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from engine.probe import MODES, Verdict, Verdicts, forward_of, probe
 from tests.tiny import VOCAB_SIZE, write_checkpoint
 
 VERDICT = Verdict("rows", "rows together equal each alone exactly; spans: layers keep ArraysCache", 123.4)
+KERNELS = "portable (as the test says)"
 
 
 @pytest.fixture
@@ -29,39 +30,44 @@ def verdicts(tmp_path):
 
 
 def test_a_verdict_is_found_again(checkpoint, verdicts):
-    assert verdicts.find(checkpoint) is None
-    verdicts.keep(checkpoint, VERDICT)
-    assert verdicts.find(checkpoint) == VERDICT
+    assert verdicts.find(checkpoint, KERNELS) is None
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
+    assert verdicts.find(checkpoint, KERNELS) == VERDICT
 
 
 def test_the_last_one_kept_counts_and_nothing_else_is_left(checkpoint, verdicts, tmp_path):
-    verdicts.keep(checkpoint, VERDICT)
-    verdicts.keep(checkpoint, Verdict("alone", "all others: no", 1.0))
-    assert verdicts.find(checkpoint).mode == "alone"
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
+    verdicts.keep(checkpoint, KERNELS, Verdict("alone", "all others: no", 1.0))
+    assert verdicts.find(checkpoint, KERNELS).mode == "alone"
     assert [file.suffix for file in (tmp_path / "probes").iterdir()] == [".json"]
 
 
 def test_changed_weights_are_probed_again(checkpoint, verdicts):
-    verdicts.keep(checkpoint, VERDICT)
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
     write_checkpoint(checkpoint, seed=1)
-    assert verdicts.find(checkpoint) is None
+    assert verdicts.find(checkpoint, KERNELS) is None
 
 
 def test_a_changed_configuration_is_probed_again(checkpoint, verdicts):
-    verdicts.keep(checkpoint, VERDICT)
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
     file = checkpoint / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rope_theta": 5.0}))
-    assert verdicts.find(checkpoint) is None
+    assert verdicts.find(checkpoint, KERNELS) is None
 
 
 @pytest.mark.parametrize("package", ["mlx", "mlx-lm", "mlxcel"])
 def test_another_version_is_probed_again(checkpoint, verdicts, monkeypatch, package):
-    verdicts.keep(checkpoint, VERDICT)
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
     version = probing.importlib.metadata.version
     monkeypatch.setattr(
         probing.importlib.metadata, "version", lambda name: "0.0.0" if name == package else version(name)
     )
-    assert verdicts.find(checkpoint) is None
+    assert verdicts.find(checkpoint, KERNELS) is None
+
+
+def test_other_kernels_are_probed_again(checkpoint, verdicts):
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
+    assert verdicts.find(checkpoint, "native (AVX2, 2 threads)") is None
 
 
 @pytest.mark.parametrize(
@@ -77,19 +83,19 @@ def test_another_version_is_probed_again(checkpoint, verdicts, monkeypatch, pack
     ],
 )
 def test_a_file_that_says_nothing_is_as_none(checkpoint, verdicts, tmp_path, written):
-    verdicts.keep(checkpoint, VERDICT)
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
     [file] = (tmp_path / "probes").iterdir()
     file.write_bytes(written)
-    assert verdicts.find(checkpoint) is None
-    verdicts.keep(checkpoint, VERDICT)
-    assert verdicts.find(checkpoint) == VERDICT
+    assert verdicts.find(checkpoint, KERNELS) is None
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
+    assert verdicts.find(checkpoint, KERNELS) == VERDICT
 
 
 def test_a_folder_that_cannot_be_written_is_no_matter(checkpoint, tmp_path):
     (tmp_path / "probes").write_text("a file")
     verdicts = Verdicts(tmp_path / "probes")
-    verdicts.keep(checkpoint, VERDICT)
-    assert verdicts.find(checkpoint) is None
+    verdicts.keep(checkpoint, KERNELS, VERDICT)
+    assert verdicts.find(checkpoint, KERNELS) is None
 
 
 @pytest.mark.parametrize("family", ["llama", "mamba2"])

@@ -1,4 +1,4 @@
-"""Greedy tokens equal mlx-lm's own generation on the same weights and the same prompt."""
+"""Greedy tokens equal mlx-lm's own generation, on the same weights in float32 and the same prompt."""
 
 from pathlib import Path
 
@@ -13,9 +13,9 @@ from engine.request import Request
 
 
 def both(path: Path, question: str, *, chat: bool, num_new: int) -> tuple[list[int], list[int]]:
-    """Tokens of our engine and of mlx-lm, on one loaded model."""
+    """Tokens of our engine with its kernels, and of mlx-lm with its own operations."""
     loaded = load(path)
-    engine = Engine(loaded, EngineConfig(model=path))
+    engine = Engine.open(EngineConfig(model=path))
     text = engine.template.render([{"role": "user", "content": question}]) if chat else question
     prompt = engine.tokens.encode(text, not chat)
     request = Request("r", tuple(prompt), max_tokens=num_new)

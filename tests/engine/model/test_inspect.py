@@ -1,5 +1,6 @@
 """What is said before loading is what is held after it."""
 
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
@@ -7,10 +8,12 @@ import pytest
 
 from engine.cache.adapter import SequenceStorage
 from engine.errors import ModelIncomplete, UnsupportedModel, UntrustedCode
-from engine.model import load
-from engine.model.inspect import Description, Layers, describe, layers_of
+from engine.model import inspect, load
+from engine.model.inspect import Description, Layers, layers_of
 from tests.engines import Watched
 from tests.tiny import END_OF_TURN, VOCAB_SIZE, write_checkpoint, write_tokenizer
+
+describe = partial(inspect.describe, kernels="not used")
 
 FAMILIES = {
     "llama": (Layers("full", 2, token_bytes=2 * 2 * 8 * 4),),

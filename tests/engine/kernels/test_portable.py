@@ -23,7 +23,7 @@ def compiled(tmp_path):
     (tmp_path / "temporary").mkdir()
     ended = subprocess.run(
         [sys.executable, "-c", COMPILE, str(tmp_path / "kernels")],
-        env=os.environ | {"TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(Path(__file__).parents[2])},
+        env=os.environ | {"TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
         check=True,

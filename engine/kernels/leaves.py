@@ -1,0 +1,100 @@
+"""The leaves of an unmodified mlx-lm model, run by the compiled kernels.
+
+A leaf's class is replaced by a subclass of it when the model is loaded; its names and weights stay what they are,
+and its outputs are float32. Which leaves: linear layers and embeddings, plain or packed in the affine layout.
+"""
+
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from engine.kernels import functions, native
+
+FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+BITS = (2, 3, 4, 5, 6, 8)
+GROUP_SIZES = (32, 64, 128)
+
+
+class CompiledLinear(Linear):  # type: ignore[misc]
+    """y = x·Wᵀ + b."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return native.linear(x, self["weight"], None, None, self.get("bias"))
+
+
+class CompiledQuantizedLinear(QuantizedLinear):  # type: ignore[misc]
+    """y = x·Wᵀ + b, the weight packed."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return native.linear(
+            x, self["weight"], self["scales"], self["biases"], self.get("bias"), self.group_size, self.bits
+        )
+
+
+class CompiledEmbedding(Embedding):  # type: ignore[misc]
+    """A row of the weight for each token, or a head."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        rows: mx.array = self["weight"][ids].astype(mx.float32)
+        return rows
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return native.linear(x, self["weight"])
+
+
+class CompiledQuantizedEmbedding(QuantizedEmbedding):  # type: ignore[misc]
+    """A row of the packed weight for each token, or a head."""
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return mx.dequantize(
+            self["weight"][ids],
+            self["scales"][ids].astype(mx.float32),
+            self["biases"][ids].astype(mx.float32),
+            group_size=self.group_size,
+            bits=self.bits,
+        )
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return native.linear(x, self["weight"], self["scales"], self["biases"], None, self.group_size, self.bits)
+
+
+COMPILED: dict[type, type] = {
+    Linear: CompiledLinear,
+    Embedding: CompiledEmbedding,
+    QuantizedLinear: CompiledQuantizedLinear,
+    QuantizedEmbedding: CompiledQuantizedEmbedding,
+}
+
+
+def replace(model: Any) -> None:
+    """Let every leaf of `model` that the kernels can run be run by them; the others stay as they are."""
+    for module in model.modules():
+        if fits(module):
+            module.__class__ = COMPILED[type(module)]
+            for name in ("weight", "scales", "biases"):
+                if name in module:
+                    module[name] = mx.contiguous(module[name])
+    functions.use_while_called(model)
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether the kernels run `module`."""
+    return isinstance(module, tuple(COMPILED.values()))
+
+
+def fits(module: Any) -> bool:
+    """Whether the kernels can run `module`, one of the kinds above, with the weights that it has."""
+    if type(module) not in COMPILED:
+        return False
+    if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
+        return (
+            module.mode == "affine"
+            and module.bits in BITS
+            and module.group_size in GROUP_SIZES
+            and module.scales.dtype in FLOATS
+            and module.get("global_scale") is None
+        )
+    return module.weight.dtype in FLOATS and module.weight.ndim == 2

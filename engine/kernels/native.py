@@ -1,0 +1,177 @@
+"""The one contact with the compiled package `mlxcel-native`, which may be absent, stale or broken.
+
+`start` decides once for the process whether it is used and says why not. Every function here keeps the promise of
+`docs/decisions/006-native-kernels.md`: an output row's bits depend on that row alone.
+"""
+
+import importlib.metadata
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+_absent: ImportError | None = None
+try:
+    import mlxcel_native
+except ImportError as fault:
+    mlxcel_native, _absent = None, fault
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """The compiled kernels in use: which instructions, and how many threads share a call."""
+
+    level: str
+    num_threads: int
+
+    def __str__(self) -> str:
+        return f"native ({self.level}, {self.num_threads} thread{'s' if self.num_threads > 1 else ''})"
+
+
+def said(started: Native | str) -> str:
+    """What `start` gave, as the start-up line says it."""
+    return str(started) if isinstance(started, Native) else f"portable ({started})"
+
+
+def start(num_threads: int = 0) -> Native | str:
+    """Try the package and set its threads (0: the cores this process may use), or say why it cannot be used."""
+    if mx.default_device() != mx.cpu:
+        return f"MLX on {mx.default_device().type.name}"
+    if mlxcel_native is None:
+        missing = isinstance(_absent, ModuleNotFoundError)
+        return "no compiled package" if missing else f"the compiled package does not load: {_absent}"
+    here = importlib.metadata.version("mlx").partition("+")[0]
+    if mlxcel_native.built_for_mlx != here:
+        return f"compiled for mlx {mlxcel_native.built_for_mlx}, not {here}"
+    mlxcel_native.set_num_threads(num_threads or usable_cores())
+    try:
+        self_test()
+    except Exception as fault:  # noqa: BLE001 - whatever a stale binary does, MLX's own operations remain
+        return f"the compiled package fails its self-test: {fault}"
+    return Native(mlxcel_native.level(), mlxcel_native.num_threads())
+
+
+def linear(
+    x: mx.array,
+    weight: mx.array,
+    scales: mx.array | None = None,
+    biases: mx.array | None = None,
+    bias: mx.array | None = None,
+    group_size: int = 0,
+    bits: int = 0,
+) -> mx.array:
+    """`x` `[..., inputs]` times the transpose of `weight` `[outputs, inputs]`, plus `bias`: float32.
+
+    With `bits`, the weight is packed as `mx.quantize` does it. Raises ValueError where shapes or types do not fit.
+    """
+    product: mx.array = mlxcel_native.linear(x, weight, scales, biases, bias, group_size, bits)
+    return product
+
+
+def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+    """Each last axis of `x` over the root of its mean square, times `weight`: float32."""
+    normed: mx.array = mlxcel_native.rms_norm(x, weight, eps)
+    return normed
+
+
+def rope(
+    x: mx.array,
+    dims: int,
+    traditional: bool,
+    base: float | None,
+    scale: float,
+    offset: int | mx.array,
+    freqs: mx.array | None = None,
+) -> mx.array:
+    """`mx.fast.rope` in float32: `x` `[B, …, L, dim]`, `offset` a position or one for each of the batch."""
+    positions = offset if isinstance(offset, mx.array) else mx.array(offset, mx.int32)
+    turned: mx.array = mlxcel_native.rope(x, dims, traditional, base, scale, positions, freqs)
+    return turned
+
+
+def swiglu(gate: mx.array, x: mx.array) -> mx.array:
+    """gate * sigmoid(gate) * x, of one shape: float32."""
+    product: mx.array = mlxcel_native.swiglu(gate, x)
+    return product
+
+
+def attend(
+    queries: mx.array,
+    new: tuple[mx.array, mx.array] | None,
+    storage: Sequence[mx.array],
+    places: Sequence[tuple[int, int, int, int]],
+    scale: float,
+    window: int = 0,
+    sinks: mx.array | None = None,
+) -> list[mx.array]:
+    """Causal attention of spans over their rows' dense storage; all float32.
+
+    `queries` `[T, heads, 1, dim]`; `storage` each span's keys and values, `[1, key heads, capacity, dim]`;
+    `places` each span's first token in T, number of tokens, position of the first, and position that its storage
+    begins with. `new` keys and values `[T, key heads, 1, dim]` are written into storage first, in place.
+
+    Returns the output `[T, heads, 1, dim]`, and behind it the storage where it was written to: go on with that.
+    """
+    keys, values = new if new is not None else (None, None)
+    outputs: list[mx.array] = mlxcel_native.attend(queries, keys, values, storage, places, scale, window, sinks)
+    return outputs
+
+
+def self_test() -> None:
+    """Hold each kernel against NumPy on a few values. Raises AssertionError."""
+    # Whole numbers below 16 are exact in every type here, so the sums are compared exactly.
+    weight = np.arange(5 * 64).reshape(5, 64) * 7 % 16
+    x = mx.array((np.arange(7 * 64).reshape(7, 64) * 5 % 9 - 4).astype(np.float32))
+    expected = np.array(x) @ weight.T
+    packed = (weight.reshape(5, 8, 8) << 4 * np.arange(8)).sum(axis=-1).astype(np.uint32)
+    ones = mx.ones((5, 2))
+    for rows in (1, 7):
+        for product in (
+            linear(x[:rows], mx.array(weight.astype(np.float32))),
+            linear(x[:rows], mx.array(weight.astype(np.float32)).astype(mx.bfloat16)),
+            linear(x[:rows], mx.array(packed), ones, mx.zeros_like(ones), None, 32, 4),
+        ):
+            assert np.array_equal(np.array(product), expected[:rows]), "a product of whole numbers is wrong"
+    attended = mx.fast.scaled_dot_product_attention(*[x[None, None]] * 3, scale=0.1, mask="causal")
+    turned = mx.fast.rope(x[None], 32, traditional=False, base=1e4, scale=1.0, offset=3)
+    for said, mine, plain in (
+        ("RMSNorm", rms_norm(x, None, 1e-5), mx.fast.rms_norm(x, None, 1e-5)),
+        ("SwiGLU", swiglu(x, x), x * mx.sigmoid(x) * x),
+        ("the rotary embedding", rope(x[None], 32, False, 1e4, 1.0, 3), turned),
+        ("attention", _attended(x), attended),
+    ):
+        same = mx.allclose(mine.reshape(7, 64), plain.reshape(7, 64), rtol=1e-4, atol=1e-4)
+        assert same, f"{said} is wrong"
+
+
+def _attended(x: mx.array) -> mx.array:
+    """Causal attention of the rows of `x` to themselves."""
+    tokens, storage = x[:, None, None], [mx.zeros((1, 1, 8, x.shape[1]))] * 2
+    return attend(tokens, (tokens, tokens), [mx.array(each) for each in storage], [(0, x.shape[0], 0, 0)], 0.1)[0]
+
+
+def usable_cores(root: Path = Path("/")) -> int:
+    """How many cores this process may use: its affinity, within the quota of its control group."""
+    affinity: Callable[[int], Any] | None = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, math.ceil(min(cores, _quota(root))))
+
+
+def _quota(root: Path) -> float:
+    """Processors that the control group grants, or infinity: version 2's file, else version 1's pair."""
+    try:
+        granted, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        folder = root / "sys/fs/cgroup/cpu"
+        try:
+            granted, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+        except OSError:
+            return math.inf
+    if not granted.isdigit() or not period.isdigit() or int(granted) == 0 or int(period) == 0:
+        return math.inf
+    return int(granted) / int(period)

@@ -1,0 +1,11 @@
+#define MLXCEL_LEVEL avx512
+#define MLXCEL_AVX512
+#include "attend_kernel.h"
+#include "linear_kernel.h"
+#include "row_kernels.h"
+
+namespace mlxcel {
+extern const Level level_avx512;
+const Level level_avx512{"AVX-512", avx512::linear, avx512::attend, avx512::rms_norm,
+                         avx512::swiglu};
+}  // namespace mlxcel

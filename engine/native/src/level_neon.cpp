@@ -1,0 +1,11 @@
+#define MLXCEL_LEVEL neon
+#define MLXCEL_NEON
+#include "attend_kernel.h"
+#include "linear_kernel.h"
+#include "row_kernels.h"
+
+namespace mlxcel {
+extern const Level level_neon;
+const Level level_neon{"NEON", neon::linear, neon::attend, neon::rms_norm,
+                         neon::swiglu};
+}  // namespace mlxcel

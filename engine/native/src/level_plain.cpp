@@ -1,0 +1,10 @@
+#define MLXCEL_LEVEL plain
+#include "attend_kernel.h"
+#include "linear_kernel.h"
+#include "row_kernels.h"
+
+namespace mlxcel {
+extern const Level level_plain;
+const Level level_plain{"plain C++", plain::linear, plain::attend, plain::rms_norm,
+                         plain::swiglu};
+}  // namespace mlxcel

@@ -1,0 +1,233 @@
+// x·Wᵀ for one level. Every output is one vector of partial sums, fed block by block from input 0 and summed up by
+// one tree: so few rows (weights decoded on the way) and many (decoded once into a panel) give the same bits.
+#pragma once
+
+#include "kernels.h"
+#include "vec.h"
+
+namespace mlxcel::MLXCEL_LEVEL {
+
+constexpr int kVectors = kBlock / kLanes;
+constexpr int kColumns = 4;
+
+// Eight fields of `bits` bits, spread to one byte each.
+template <int bits>
+inline uint64_t spread(uint64_t packed) {
+  constexpr uint64_t one = (1u << bits) - 1, two = one | one << bits, four = two | two << 2 * bits;
+  uint64_t halves = (packed & four) | (packed >> 4 * bits & four) << 32;
+  uint64_t quarters = (halves & (two | two << 32)) | (halves >> 2 * bits & (two | two << 32)) << 16;
+  constexpr uint64_t ends = one | one << 16 | one << 32 | one << 48;
+  return (quarters & ends) | (quarters >> bits & ends) << 8;
+}
+
+// `count` halves or floats from element `at` on, as floats: where they lie, or in `to`.
+inline const float* floats(const void* from, Type type, int64_t at, int64_t count, float* to) {
+  if (type == Type::float32) return (const float*)from + at;
+  const uint16_t* half = (const uint16_t*)from + at;
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes)
+    store(to + i, type == Type::bfloat16 ? of_bfloat16(half + i) : of_float16(half + i));
+  for (; i < count; i++)
+    to[i] = type == Type::bfloat16 ? float_of_bfloat16(half[i]) : float_of_float16(half[i]);
+  return to;
+}
+
+// One column's weights; `decode` gives those of one block.
+template <int bits>
+struct Packed {
+  const uint8_t* weight;
+  const float* scales;
+  const float* biases;
+  int shift;  // a block's number to its group's
+
+  static Packed at(const Linear& call, int64_t column, float* scratch) {
+    int64_t groups = call.num_inputs / call.group_size;
+    return {(const uint8_t*)call.weight + column * call.num_inputs * bits / 8,
+            floats(call.scales, call.scale_type, column * groups, groups, scratch),
+            floats(call.biases, call.scale_type, column * groups, groups, scratch + groups),
+            call.group_size == 32 ? 0 : call.group_size == 64 ? 1 : 2};
+  }
+
+  void tail(int64_t, int64_t, float*) const {}  // groups are whole blocks
+
+  inline void decode(int64_t block, V out[kVectors]) const {
+    const uint8_t* from = weight + 4 * bits * block;
+    float scale = scales[block >> shift], bias = biases[block >> shift];
+    if constexpr (bits == 4) {
+      of_nibbles(from, scale, bias, out);
+      return;
+    }
+    uint8_t bytes[kBlock];
+    if constexpr (bits == 8) {
+      std::memcpy(bytes, from, kBlock);
+    } else {
+      for (int i = 0; i < 4; i++) {
+        uint64_t eight = spread<bits>(load_bytes(from + bits * i, bits));
+        std::memcpy(bytes + 8 * i, &eight, 8);
+      }
+    }
+    for (int v = 0; v < kVectors; v++) out[v] = fma(of_bytes(bytes + kLanes * v), all(scale), all(bias));
+  }
+};
+
+template <Type type>
+struct Plain {
+  const void* weight;
+
+  static Plain at(const Linear& call, int64_t column, float*) {
+    return {(const char*)call.weight + column * call.num_inputs * (type == Type::float32 ? 4 : 2)};
+  }
+
+  void tail(int64_t from, int64_t until, float* to) const {
+    for (int64_t i = from; i < until; i++) {
+      if constexpr (type == Type::float32) to[i] = ((const float*)weight)[i];
+      if constexpr (type == Type::bfloat16) to[i] = float_of_bfloat16(((const uint16_t*)weight)[i]);
+      if constexpr (type == Type::float16) to[i] = float_of_float16(((const uint16_t*)weight)[i]);
+    }
+  }
+
+  inline void decode(int64_t block, V out[kVectors]) const {
+    for (int v = 0; v < kVectors; v++) {
+      int64_t at = kBlock * block + kLanes * v;
+      if constexpr (type == Type::float32) out[v] = load((const float*)weight + at);
+      if constexpr (type == Type::bfloat16) out[v] = of_bfloat16((const uint16_t*)weight + at);
+      if constexpr (type == Type::float16) out[v] = of_float16((const uint16_t*)weight + at);
+    }
+  }
+};
+
+template <int rows>
+inline void write(const Linear& call, const V sum[rows][kColumns], int64_t row, int64_t column, int count) {
+  for (int r = 0; r < rows; r++) {
+    float out[kColumns];
+    sums(sum[r], out);
+    float* y = call.y + (row + r) * call.num_columns + column;
+    for (int c = 0; c < count; c++) y[c] = call.bias ? out[c] + call.bias[column + c] : out[c];
+  }
+}
+
+// `rows` rows times four columns, decoded on the way.
+template <class Column, int rows>
+void few(const Linear& call, const Column columns[kColumns], int64_t column, int count) {
+  V sum[rows][kColumns];
+  for (auto& row : sum)
+    for (V& v : row) v = zero();
+  int64_t blocks = call.num_blocks();
+  for (int64_t block = 0; block < blocks; block++) {
+    for (int c = 0; c < kColumns; c++) {
+      V w[kVectors];
+      columns[c].decode(block, w);
+      for (int r = 0; r < rows; r++)
+        for (int v = 0; v < kVectors; v++)
+          sum[r][c] = fma(load(call.x + r * call.row_stride + kBlock * block + kLanes * v), w[v], sum[r][c]);
+    }
+  }
+  write<rows>(call, sum, 0, column, count);
+}
+
+// `rows` rows times four columns of a panel.
+template <int rows>
+void tile(const Linear& call, const float* panel, int64_t row, int64_t column, int count) {
+  V sum[rows][kColumns];
+  for (auto& line : sum)
+    for (V& v : line) v = zero();
+  int64_t length = call.num_blocks() * kBlock;
+  const float* x = call.x + row * call.row_stride;
+  for (int64_t at = 0; at < length; at += kLanes) {
+    V w[kColumns];
+    for (int c = 0; c < kColumns; c++) w[c] = load(panel + c * length + at);
+    for (int r = 0; r < rows; r++) {
+      V value = load(x + r * call.row_stride + at);
+      for (int c = 0; c < kColumns; c++) sum[r][c] = fma(value, w[c], sum[r][c]);
+    }
+  }
+  write<rows>(call, sum, row, column, count);
+}
+
+template <int most>
+void some(const Linear& call, int rows, const float* panel, int64_t row, int64_t column, int count) {
+  if (rows == most) return tile<most>(call, panel, row, column, count);
+  if constexpr (most > 1) some<most - 1>(call, rows, panel, row, column, count);
+}
+
+// A column's weights as floats, zero-padded to whole blocks.
+template <class Column>
+inline void fill(const Linear& call, const Column& column, float* to) {
+  int64_t whole = call.num_inputs / kBlock;
+  for (int64_t block = 0; block < whole; block++) {
+    V w[kVectors];
+    column.decode(block, w);
+    for (int v = 0; v < kVectors; v++) store(to + kBlock * block + kLanes * v, w[v]);
+  }
+  if (whole < call.num_blocks()) {
+    std::memset(to + kBlock * whole, 0, kBlock * sizeof(float));
+    column.tail(kBlock * whole, call.num_inputs, to);
+  }
+}
+
+template <class Column>
+void few_rows(const Linear& call, int64_t first, int64_t last, float* scratch) {
+  int64_t scales = call.bits ? 2 * (call.num_inputs / call.group_size) : 0;
+  for (int64_t column = first; column < last; column += kColumns) {
+    int count = last - column < kColumns ? int(last - column) : kColumns;
+    Column columns[kColumns];
+    for (int c = 0; c < kColumns; c++)
+      columns[c] = c < count ? Column::at(call, column + c, scratch + c * scales) : columns[0];
+    if (call.num_rows == 1) few<Column, 1>(call, columns, column, count);
+    if (call.num_rows == 2) few<Column, 2>(call, columns, column, count);
+    if constexpr (kFewRows > 2) {
+      if (call.num_rows == 3) few<Column, 3>(call, columns, column, count);
+      if (call.num_rows == 4) few<Column, 4>(call, columns, column, count);
+    }
+  }
+}
+
+// A panel of columns stays in the second cache while all rows pass, a tile of rows in the first.
+constexpr int64_t kPanelFloats = 64 * 1024;
+
+template <class Column>
+void many_rows(const Linear& call, int64_t first, int64_t last, float* scratch) {
+  int64_t length = call.num_blocks() * kBlock;
+  int64_t width = kPanelFloats / length / kColumns * kColumns;
+  width = width < kColumns ? kColumns : width > kPanelColumns ? kPanelColumns : width;
+  float* scales = scratch + kPanelColumns * length;
+  for (int64_t start = first; start < last; start += width) {
+    int64_t stop = start + width < last ? start + width : last;
+    for (int64_t column = start; column < stop; column++)
+      fill(call, Column::at(call, column, scales), scratch + (column - start) * length);
+    for (int64_t row = 0; row < call.num_rows;) {
+      int64_t rows = call.num_rows - row < kTileRows ? call.num_rows - row : kTileRows;
+      for (int64_t column = start; column < stop; column += kColumns) {
+        int count = stop - column < kColumns ? int(stop - column) : kColumns;
+        some<kTileRows>(call, int(rows), scratch + (column - start) * length, row, column, count);
+      }
+      row += rows;
+    }
+  }
+}
+
+template <class Column>
+void columns(const Linear& call, int64_t first, int64_t last, float* scratch) {
+  if (call.num_rows <= kFewRows && call.num_inputs % kBlock == 0)
+    few_rows<Column>(call, first, last, scratch);
+  else
+    many_rows<Column>(call, first, last, scratch);
+}
+
+inline void linear(const Linear& call, int64_t first, int64_t last, float* scratch) {
+  switch (call.bits) {
+    case 2: return columns<Packed<2>>(call, first, last, scratch);
+    case 3: return columns<Packed<3>>(call, first, last, scratch);
+    case 4: return columns<Packed<4>>(call, first, last, scratch);
+    case 5: return columns<Packed<5>>(call, first, last, scratch);
+    case 6: return columns<Packed<6>>(call, first, last, scratch);
+    case 8: return columns<Packed<8>>(call, first, last, scratch);
+  }
+  switch (call.weight_type) {
+    case Type::float32: return columns<Plain<Type::float32>>(call, first, last, scratch);
+    case Type::float16: return columns<Plain<Type::float16>>(call, first, last, scratch);
+    case Type::bfloat16: return columns<Plain<Type::bfloat16>>(call, first, last, scratch);
+  }
+}
+
+}  // namespace mlxcel::MLXCEL_LEVEL

@@ -1,0 +1,42 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "attend.h"
+#include "levels.h"
+#include "linear.h"
+#include "mlx/version.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+#define MLXCEL_TEXT(x) #x
+#define MLXCEL_VERSION(major, minor, patch) MLXCEL_TEXT(major) "." MLXCEL_TEXT(minor) "." MLXCEL_TEXT(patch)
+
+NB_MODULE(mlxcel_native, m) {
+  m.doc() = "CPU kernels of mlxcel as MLX primitives. Import mlx.core first.";
+  m.attr("built_for_mlx") = MLXCEL_VERSION(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH);
+  m.def("linear", &mlxcel::linear, "x"_a, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
+        "bias"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
+        "x·Wᵀ (+ bias) in float32; bits 0: the weight is of a float type, else packed in MLX's affine layout.");
+  m.def("rms_norm", &mlxcel::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
+  m.def("rope", &mlxcel::rope, "x"_a, "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "offset"_a,
+        "freqs"_a = nb::none(), "As mx.fast.rope, its offset an array.");
+  m.def("swiglu", &mlxcel::swiglu, "gate"_a, "x"_a, "gate * sigmoid(gate) * x");
+  m.def("attend", &mlxcel::attend, "queries"_a, "keys"_a.none(), "values"_a.none(), "storage"_a, "places"_a,
+        "scale"_a, "window"_a = 0, "sinks"_a = nb::none(),
+        "Append and causal attention of spans over their rows' storage; gives the output, then the storage.");
+  m.def("levels", [] {
+    std::vector<std::string> names;
+    for (auto* level : mlxcel::levels()) names.push_back(level->name);
+    return names;
+  }, "What this CPU can run, best first.");
+  m.def("level", [] { return std::string(mlxcel::level().name); });
+  m.def("use_level", &mlxcel::use_level, "name"_a, "False where this CPU has no such level.");
+  m.def("num_threads", &mlxcel::num_threads);
+  m.def("set_num_threads", &mlxcel::set_num_threads, "count"_a);
+}

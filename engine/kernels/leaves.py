@@ -4,6 +4,7 @@ A leaf's class is replaced by a subclass of it when the model is loaded; its nam
 and its outputs are float32. Which leaves: linear layers and embeddings, plain or packed in the affine layout.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +17,8 @@ from engine.kernels import functions, native
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 BITS = (2, 3, 4, 5, 6, 8)
 GROUP_SIZES = (32, 64, 128)
+WEIGHTS = ("weight", "scales", "biases")
+TOGETHER_BYTES = 32 << 20
 
 
 class CompiledLinear(Linear):  # type: ignore[misc]
@@ -74,10 +77,34 @@ def replace(model: Any) -> None:
     for module in model.modules():
         if fits(module):
             module.__class__ = COMPILED[type(module)]
-            for name in ("weight", "scales", "biases"):
+            for name in WEIGHTS:
                 if name in module:
                     module[name] = mx.contiguous(module[name])
     functions.use_while_called(model)
+
+
+def lay_together(model: Any) -> None:
+    """Move the evaluated weights of the compiled leaves into common buffers.
+
+    Some at a time, for both exist meanwhile.
+    """
+    waiting: list[tuple[Any, str]] = []
+    waiting_bytes = 0
+    for module in filter(is_compiled, model.modules()):
+        for name in WEIGHTS:
+            if name in module:
+                waiting.append((module, name))
+                waiting_bytes += module[name].nbytes
+        if waiting_bytes >= TOGETHER_BYTES:
+            _move(waiting)
+            waiting, waiting_bytes = [], 0
+    _move(waiting)
+
+
+def _move(weights: Sequence[tuple[Any, str]]) -> None:
+    moved = native.lay_together([module[name] for module, name in weights])
+    for (module, name), array in zip(weights, moved, strict=True):
+        module[name] = array
 
 
 def is_compiled(module: Any) -> bool:

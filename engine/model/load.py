@@ -280,6 +280,7 @@ def _place_for_kernels(model: Any) -> str:
         if not leaves.is_compiled(module) and type(module) not in _UNPACKED:
             module.update({name: array.astype(mx.float32) for name, array in _own_floats(module).items()})
     mx.eval(model.parameters())
+    leaves.lay_together(model)
     kind = f"{bits}-bit" if bits else _dtype_names(model)
     said = f"weights: {kind} ({human_bytes(_parameter_bytes(model))}), activations float32"
     if has_packed:

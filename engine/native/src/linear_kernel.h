@@ -32,50 +32,56 @@ inline const float* floats(const void* from, Type type, int64_t at, int64_t coun
   return to;
 }
 
-// One column's weights; `decode` gives those of one block.
+// The weights of some columns that lie one behind the other; `decode` gives one block of one of them.
 template <int bits>
 struct Packed {
+  static constexpr int64_t kBytes = 4 * bits;  // of one block
   const uint8_t* weight;
   const float* scales;
   const float* biases;
-  int shift;  // a block's number to its group's
+  int64_t row_bytes, groups;  // from one column to the next; 0: the columns are all the same
+  int shift;                  // a block's number to its group's
 
-  static Packed at(const Linear& call, int64_t column, float* scratch) {
-    int64_t groups = call.num_inputs / call.group_size;
-    return {(const uint8_t*)call.weight + column * call.num_inputs * bits / 8,
-            floats(call.scales, call.scale_type, column * groups, groups, scratch),
-            floats(call.biases, call.scale_type, column * groups, groups, scratch + groups),
+  static Packed at(const Linear& call, int64_t column, int count, float* scratch) {
+    int64_t groups = call.num_inputs / call.group_size, row_bytes = call.num_inputs * bits / 8;
+    return {(const uint8_t*)call.weight + column * row_bytes,
+            floats(call.scales, call.scale_type, column * groups, count * groups, scratch),
+            floats(call.biases, call.scale_type, column * groups, count * groups, scratch + count * groups),
+            count > 1 ? row_bytes : 0, count > 1 ? groups : 0,
             call.group_size == 32 ? 0 : call.group_size == 64 ? 1 : 2};
   }
 
-  void tail(int64_t, int64_t, float*) const {}  // groups are whole blocks
-
-  inline void decode(int64_t block, V out[kVectors]) const {
-    const uint8_t* from = weight + 4 * bits * block;
-    float scale = scales[block >> shift], bias = biases[block >> shift];
+  inline void decode(int64_t block, int column, V out[kVectors]) const {
+    const uint8_t* from = weight + column * row_bytes + kBytes * block;
+    int64_t group = column * groups + (block >> shift);
+    float scale = scales[group], bias = biases[group];
     if constexpr (bits == 4) {
       of_nibbles(from, scale, bias, out);
       return;
     }
-    uint8_t bytes[kBlock];
-    if constexpr (bits == 8) {
-      std::memcpy(bytes, from, kBlock);
-    } else {
+    uint8_t spread_out[kBlock];
+    const uint8_t* bytes = bits == 8 ? from : spread_out;
+    if constexpr (bits != 8) {
       for (int i = 0; i < 4; i++) {
         uint64_t eight = spread<bits>(load_bytes(from + bits * i, bits));
-        std::memcpy(bytes + 8 * i, &eight, 8);
+        std::memcpy(spread_out + 8 * i, &eight, 8);
       }
     }
     for (int v = 0; v < kVectors; v++) out[v] = fma(of_bytes(bytes + kLanes * v), all(scale), all(bias));
   }
+
+  void tail(int64_t, int64_t, float*) const {}  // groups are whole blocks
 };
 
 template <Type type>
 struct Plain {
+  static constexpr int64_t kBytes = kBlock * (type == Type::float32 ? 4 : 2);
   const void* weight;
+  int64_t row;  // elements from one column to the next; 0: the columns are all the same
 
-  static Plain at(const Linear& call, int64_t column, float*) {
-    return {(const char*)call.weight + column * call.num_inputs * (type == Type::float32 ? 4 : 2)};
+  static Plain at(const Linear& call, int64_t column, int count, float*) {
+    return {(const char*)call.weight + column * call.num_inputs * (type == Type::float32 ? 4 : 2),
+            count > 1 ? call.num_inputs : 0};
   }
 
   void tail(int64_t from, int64_t until, float* to) const {
@@ -86,9 +92,9 @@ struct Plain {
     }
   }
 
-  inline void decode(int64_t block, V out[kVectors]) const {
+  inline void decode(int64_t block, int column, V out[kVectors]) const {
     for (int v = 0; v < kVectors; v++) {
-      int64_t at = kBlock * block + kLanes * v;
+      int64_t at = column * row + kBlock * block + kLanes * v;
       if constexpr (type == Type::float32) out[v] = load((const float*)weight + at);
       if constexpr (type == Type::bfloat16) out[v] = of_bfloat16((const uint16_t*)weight + at);
       if constexpr (type == Type::float16) out[v] = of_float16((const uint16_t*)weight + at);
@@ -106,17 +112,28 @@ inline void write(const Linear& call, const V sum[rows][kColumns], int64_t row, 
   }
 }
 
+// Fetches what will be decoded some blocks later: the columns lie one behind the other, so that the next ones' weights
+// follow, but each is too short for the processor to foresee it.
+constexpr int64_t kAhead = 4096;
+
+template <class Columns>
+[[gnu::always_inline]] inline void fetch(const Columns& columns, int64_t block) {
+  const char* weight = (const char*)columns.weight + kAhead + block * kColumns * Columns::kBytes;
+  for (int64_t at = 0; at < kColumns * Columns::kBytes; at += 64) __builtin_prefetch(weight + at);
+}
+
 // `rows` rows times four columns, decoded on the way.
-template <class Column, int rows>
-void few(const Linear& call, const Column columns[kColumns], int64_t column, int count) {
+template <class Columns, int rows>
+void few(const Linear& call, const Columns& columns, int64_t column, int count) {
   V sum[rows][kColumns];
   for (auto& row : sum)
     for (V& v : row) v = zero();
   int64_t blocks = call.num_blocks();
   for (int64_t block = 0; block < blocks; block++) {
+    fetch(columns, block);
     for (int c = 0; c < kColumns; c++) {
       V w[kVectors];
-      columns[c].decode(block, w);
+      columns.decode(block, c, w);
       for (int r = 0; r < rows; r++)
         for (int v = 0; v < kVectors; v++)
           sum[r][c] = fma(load(call.x + r * call.row_stride + kBlock * block + kLanes * v), w[v], sum[r][c]);
@@ -151,12 +168,12 @@ void some(const Linear& call, int rows, const float* panel, int64_t row, int64_t
 }
 
 // A column's weights as floats, zero-padded to whole blocks.
-template <class Column>
-inline void fill(const Linear& call, const Column& column, float* to) {
+template <class Columns>
+inline void fill(const Linear& call, const Columns& column, float* to) {
   int64_t whole = call.num_inputs / kBlock;
   for (int64_t block = 0; block < whole; block++) {
     V w[kVectors];
-    column.decode(block, w);
+    column.decode(block, 0, w);
     for (int v = 0; v < kVectors; v++) store(to + kBlock * block + kLanes * v, w[v]);
   }
   if (whole < call.num_blocks()) {
@@ -165,27 +182,26 @@ inline void fill(const Linear& call, const Column& column, float* to) {
   }
 }
 
-template <class Column>
+template <class Columns, int most>
+void some_few(const Linear& call, const Columns& columns, int64_t column, int count) {
+  if (call.num_rows == most) return few<Columns, most>(call, columns, column, count);
+  if constexpr (most > 1) some_few<Columns, most - 1>(call, columns, column, count);
+}
+
+template <class Columns>
 void few_rows(const Linear& call, int64_t first, int64_t last, float* scratch) {
-  int64_t scales = call.bits ? 2 * (call.num_inputs / call.group_size) : 0;
-  for (int64_t column = first; column < last; column += kColumns) {
-    int count = last - column < kColumns ? int(last - column) : kColumns;
-    Column columns[kColumns];
-    for (int c = 0; c < kColumns; c++)
-      columns[c] = c < count ? Column::at(call, column + c, scratch + c * scales) : columns[0];
-    if (call.num_rows == 1) few<Column, 1>(call, columns, column, count);
-    if (call.num_rows == 2) few<Column, 2>(call, columns, column, count);
-    if constexpr (kFewRows > 2) {
-      if (call.num_rows == 3) few<Column, 3>(call, columns, column, count);
-      if (call.num_rows == 4) few<Column, 4>(call, columns, column, count);
-    }
+  // Columns that do not fill a tile are taken one by one.
+  for (int64_t column = first; column < last;) {
+    int count = last - column < kColumns ? 1 : kColumns;
+    some_few<Columns, kFewRows>(call, Columns::at(call, column, count, scratch), column, count);
+    column += count;
   }
 }
 
 // A panel of columns stays in the second cache while all rows pass, a tile of rows in the first.
 constexpr int64_t kPanelFloats = 64 * 1024;
 
-template <class Column>
+template <class Columns>
 void many_rows(const Linear& call, int64_t first, int64_t last, float* scratch) {
   int64_t length = call.num_blocks() * kBlock;
   int64_t width = kPanelFloats / length / kColumns * kColumns;
@@ -194,9 +210,9 @@ void many_rows(const Linear& call, int64_t first, int64_t last, float* scratch) 
   for (int64_t start = first; start < last; start += width) {
     int64_t stop = start + width < last ? start + width : last;
     for (int64_t column = start; column < stop; column++)
-      fill(call, Column::at(call, column, scales), scratch + (column - start) * length);
-    for (int64_t row = 0; row < call.num_rows;) {
-      int64_t rows = call.num_rows - row < kTileRows ? call.num_rows - row : kTileRows;
+      fill(call, Columns::at(call, column, 1, scales), scratch + (column - start) * length);
+    for (int64_t row = 0, tiles = (call.num_rows + kTileRows - 1) / kTileRows; tiles > 0; tiles--) {
+      int64_t rows = (call.num_rows - row + tiles - 1) / tiles;  // all of about one height
       for (int64_t column = start; column < stop; column += kColumns) {
         int count = stop - column < kColumns ? int(stop - column) : kColumns;
         some<kTileRows>(call, int(rows), scratch + (column - start) * length, row, column, count);
@@ -206,12 +222,12 @@ void many_rows(const Linear& call, int64_t first, int64_t last, float* scratch) 
   }
 }
 
-template <class Column>
+template <class Columns>
 void columns(const Linear& call, int64_t first, int64_t last, float* scratch) {
   if (call.num_rows <= kFewRows && call.num_inputs % kBlock == 0)
-    few_rows<Column>(call, first, last, scratch);
+    few_rows<Columns>(call, first, last, scratch);
   else
-    many_rows<Column>(call, first, last, scratch);
+    many_rows<Columns>(call, first, last, scratch);
 }
 
 inline void linear(const Linear& call, int64_t first, int64_t last, float* scratch) {

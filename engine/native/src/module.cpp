@@ -7,6 +7,7 @@
 #include "attend.h"
 #include "levels.h"
 #include "linear.h"
+#include "memory.h"
 #include "mlx/version.h"
 #include "pool.h"
 #include "rows.h"
@@ -30,6 +31,7 @@ NB_MODULE(mlxcel_native, m) {
   m.def("attend", &mlxcel::attend, "queries"_a, "keys"_a.none(), "values"_a.none(), "storage"_a, "places"_a,
         "scale"_a, "window"_a = 0, "sinks"_a = nb::none(),
         "Append and causal attention of spans over their rows' storage; gives the output, then the storage.");
+  m.def("lay_together", &mlxcel::lay_together, "arrays"_a, "Copies in one buffer of huge pages.");
   m.def("levels", [] {
     std::vector<std::string> names;
     for (auto* level : mlxcel::levels()) names.push_back(level->name);

@@ -49,7 +49,7 @@ inline float float_of_float16(uint16_t bits) {
 
 using V = __m512;
 constexpr int kLanes = 16;
-constexpr int kFewRows = 4;
+constexpr int kFewRows = 6;
 constexpr int kTileRows = 6;
 
 inline V zero() { return _mm512_setzero_ps(); }

@@ -161,7 +161,7 @@ def test_a_span_outside_of_its_storage_is_refused(compiled, place):
 @pytest.mark.parametrize("shape", [(2, 2, 8, 32), (1, 2, 8, 16), (1, 1, 8, 32)])
 def test_storage_that_does_not_fit_is_refused(compiled, shape):
     tokens = mx.zeros((2, 2, 1, 32))
-    with pytest.raises(ValueError, match="do not fit the storage|storages are unlike"):
+    with pytest.raises(ValueError, match=r"do not fit the storage|storages are unlike"):
         native.attend(tokens, (tokens, tokens), [mx.zeros(shape)] * 2, [(0, 2, 0, 0)], 1.0)
 
 

@@ -11,7 +11,7 @@ from mlx_lm.utils import load_model
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.kernels import leaves
+from engine.kernels import leaves, native
 from engine.model.load import load
 from tests.tiny import write_checkpoint
 from tests.zoo import write_zoo
@@ -96,3 +96,14 @@ def test_an_engine_answers_the_same_with_and_without(compiled, tmp_path):
     assert engines[0].mode == engines[1].mode == "spans"
     assert "exactly" in engines[1].verdict.reason
     assert "exactly" in engines[0].verdict.reason
+
+
+def test_weights_that_are_laid_together_are_what_they_were(compiled):
+    arrays = [mx.arange(7), mx.ones((3, 5), mx.bfloat16), mx.zeros((0, 4)), mx.array([[1.5]]), mx.arange(999.0)]
+    mx.eval(arrays)
+    copies = native.lay_together(arrays)
+    assert all(mx.array_equal(copy, array) for copy, array in zip(copies, arrays, strict=True))
+    assert [copy.dtype for copy in copies] == [array.dtype for array in arrays]
+    del arrays
+    assert mx.array_equal(copies[-1] + copies[0][1], mx.arange(1.0, 1000.0))
+    assert native.lay_together([]) == []

@@ -49,6 +49,13 @@ lint: setup ## style, walls and types
 
 check: lint test
 
+sanitize: setup ## the compiled kernels' tests, under the address and undefined-behaviour sanitizers (GCC)
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps --upgrade --target build/sanitize \
+	  -C build-dir=build/sanitize-objects -C cmake.define.MLXCEL_SANITIZE=ON ./engine/native
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1 PYTHONPATH=build/sanitize \
+	  $(BIN)/python -m pytest tests/engine/kernels
+
 bench: setup ## figures for docs/log.md; never part of the tests
 	$(BIN)/python -m tests.bench.decode
 

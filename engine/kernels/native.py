@@ -1,7 +1,7 @@
 """The one contact with the compiled package `mlxcel-native`, which may be absent, stale or broken.
 
 `start` decides once for the process whether it is used and says why not. Every function here keeps the promise of
-`docs/decisions/006-native-kernels.md`: an output row's bits depend on that row alone.
+`docs/decisions/008-native-kernels.md`: an output row's bits depend on that row alone.
 """
 
 import importlib.metadata

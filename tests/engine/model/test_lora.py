@@ -19,6 +19,7 @@ from engine.config import GREEDY, EngineConfig
 from engine.direct import DirectEngine
 from engine.engine import Engine
 from engine.errors import ModelError, ModelIncomplete
+from engine.kernels import leaves, native
 from engine.model import load as loading
 from engine.model.load import load
 from engine.request import Request
@@ -219,3 +220,19 @@ def test_what_is_no_adapter_of_this_model_is_one_line(base: Callable[..., Path])
 def write_back(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+@pytest.mark.parametrize(("how", "keys"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_the_compiled_kernels_compute_the_same(
+    base: Callable[..., Path], how: dict[str, Any], keys: list[str], kind: str
+) -> None:
+    """The adapter is put in before the leaves are handed over, and those inside its layers are among them."""
+    if isinstance(started := native.start(), str):
+        pytest.skip(f"kernels: portable ({started})")
+    folder = base(**how)
+    adapter = write_adapter(folder, keys if kind == "lora" else BLOCK_KEYS, kind=kind)
+    portable = logits(load(folder, adapter=adapter).model)
+    compiled = load(folder, adapter=adapter, compiled=True)
+    assert any(leaves.is_compiled(module) for module in compiled.model.modules())
+    assert np.abs(logits(compiled.model) - portable).max() <= 1e-4 * np.abs(portable).max()

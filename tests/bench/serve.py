@@ -34,6 +34,25 @@ from engine.model.pull import ensure
 from tests.bench.decode import ours
 
 QUESTION = "Tell me a long story about a fox and a crow."
+WORDS = [
+    "the",
+    "fox",
+    "went",
+    "over",
+    "a",
+    "hill",
+    "and",
+    "saw",
+    "one",
+    "crow",
+    "with",
+    "some",
+    "cheese",
+    "in",
+    "an",
+    "old",
+    "tree",
+]
 SERVERS = ("mlxcel", "mlx_lm")
 
 
@@ -151,7 +170,7 @@ def disturbance(address: str, salt: str) -> dict[str, float]:
             started = asyncio.Event()
             stream = asyncio.ensure_future(ask(client, body(f"Victim {salt}.", 60), started))
             await started.wait()
-            words = " ".join(f"word{salt}{i % 97}" if i % 5 else "fox" for i in range(700))
+            words = " ".join(WORDS[(7 * i + i // 5) % len(WORDS)] for i in range(700))
             long = asyncio.ensure_future(ask(client, body(f"Long {salt}.", 2, words)))
             victim = await stream
             await long

@@ -57,6 +57,7 @@ sanitize: setup ## the compiled kernels' tests, under the address and undefined-
 	  $(BIN)/python -m pytest tests/engine/kernels
 
 bench: setup ## figures for docs/log.md; never part of the tests
+	$(BIN)/python -m tests.bench.kernels
 	$(BIN)/python -m tests.bench.decode
 
 docs: setup ## the generated pages

@@ -84,13 +84,15 @@ COMMON: dict[str, Any] = {
 
 @functools.cache
 def zoo_engine(name: str, mode: str | None = None) -> Watched:
-    """An engine over the family's model, made once: bytes for tokens, no end of sequence, no chat template.
-
-    It runs in `mode`, or in the one that the probe finds.
-    """
+    """An engine over the family's model, made once. It runs in `mode`, or in the one that the probe finds."""
     portable.prepare(default_home() / "kernels")
-    loaded = LoadedModel(
-        model=zoo_model(name),
+    return Watched(zoo_loaded(zoo_model(name)), mode=mode)
+
+
+def zoo_loaded(model: Any) -> LoadedModel:
+    """A model of the zoo as if it had been loaded: bytes for tokens, no end of sequence, no chat template."""
+    return LoadedModel(
+        model=model,
         tokenizer=_Bytes(),
         config={},
         context_length=4096,
@@ -100,7 +102,6 @@ def zoo_engine(name: str, mode: str | None = None) -> Watched:
         weight_bytes=0,
         notes=(),
     )
-    return Watched(loaded, mode=mode)
 
 
 class _Bytes:

@@ -80,17 +80,15 @@ class Rope : public Shaped {
     float* y = allocate(outputs[0]);
     const mx::array& x = inputs[0];
     if (x.size() == 0) return;
-    std::vector<float> speeds(how_.dims / 2);
-    for (int i = 0; i < how_.dims / 2; i++) {
-      if (how_.has_freqs)
-        speeds[i] = 1.0f / inputs[2].data<float>()[i];
-      else
-        speeds[i] = std::exp(float(-i) * (std::log(how_.base) / float(how_.dims / 2)));
-    }
+    const float* freqs = how_.has_freqs ? inputs[2].data<float>() : nullptr;
     int64_t length = x.shape(-2);
     const int32_t* offset = inputs[1].data<int32_t>();
     int64_t step = inputs[1].size() > 1 ? 1 : 0;
-    dispatch([=, x = Rows(x), batch = x.shape(0), speeds = std::move(speeds), how = how_] {
+    // What inputs hold is known when the work is done, not before.
+    dispatch([=, x = Rows(x), batch = x.shape(0), how = how_] {
+      std::vector<float> speeds(how.dims / 2);
+      for (int i = 0; i < how.dims / 2; i++)
+        speeds[i] = freqs ? 1.0f / freqs[i] : std::exp(float(-i) * (std::log(how.base) / float(how.dims / 2)));
       int64_t heads = x.count / batch / length;
       share_rows(batch * length, heads * x.length, [&](int64_t first, int64_t last) {
         int half = how.dims / 2;

@@ -92,3 +92,12 @@ def test_nothing_in_is_nothing_out(compiled, shape):
     assert native.rms_norm(x, None, 1e-5).shape == native.swiglu(x, x).shape == x.shape
     if len(shape) == 3:
         assert native.rope(x, 64, False, 1e4, 1.0, 0).shape == x.shape
+
+
+def test_frequencies_that_are_not_computed_yet(compiled, rng):
+    x = mx.array(noise(rng, 1, 2, 3, 64))
+    for _ in range(20):
+        values = np.exp(rng.uniform(0, 5, 32)).astype(np.float32)
+        expected = native.rope(x, 64, False, None, 1.0, 3, mx.array(values))
+        late = native.rope(x, 64, False, None, 1.0, mx.array(1) + 2, -(mx.array(-values) * 1))
+        assert mx.array_equal(late, expected)

@@ -74,6 +74,10 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     ignore_eos: bool = False
     user: str | None = None
 
+    def check(self) -> None:
+        """What the types cannot say. Raises RequestError."""
+        self.stops()
+
     def stops(self) -> tuple[str, ...]:
         """The stop strings. Raises RequestError for an empty one, which would stop everything."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -154,6 +158,7 @@ class ChatBody(GenerationBody, kw_only=True):
 
     def check(self) -> None:
         """Hold messages and tools against their shapes. Raises RequestError or NotSupported."""
+        super().check()
         for index, message in enumerate(self.messages):
             _check_message(index, message)
         if self.tool_choice not in ("auto", "none"):

@@ -8,6 +8,7 @@ from huggingface_hub import constants
 
 from engine.model.pull import ensure
 from engine.probe import Verdicts
+from tests.tiny import write_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -38,3 +39,14 @@ def real_checkpoint() -> Path:
 def real_base_checkpoint() -> Path:
     """The folder of Gemma 3 270M, a base model, in the same store."""
     return ensure("gemma3-270m")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint whose greedy answers differ from prompt to prompt."""
+    return write_checkpoint(tmp_path_factory.mktemp("models") / "gemma3", "gemma3_text")

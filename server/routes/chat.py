@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.request import FinishReason
-from server.generate import Answer, chat_prompt, start
-from server.routes.common import Dialect, check_model, read_body, request_id_of, respond, service_of
+from server.generate import Answer, chat_prompt
+from server.routes.common import Dialect, begun, check_model, read_body, request_id_of, respond, service_of
 from server.validate import ChatBody
 
 
@@ -36,7 +36,6 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     body = await read_body(request, ChatBody)
     body.check()
     check_model(service, body.model)
-    stop = body.stops()
     dialect = ChatDialect(request_id_of(request, "chatcmpl"), service.config.served_name)
 
     async def begin() -> Answer:
@@ -48,16 +47,6 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
             tools=body.tools if body.tool_choice == "auto" else (),
             arguments=body.chat_template_kwargs,
         )
-        return start(
-            service.bridge,
-            model,
-            dialect.request_id,
-            prompted,
-            body.sampling(model.default_sampling),
-            max_tokens=body.bound(),
-            stop=stop,
-            ignore_eos=body.ignore_eos,
-            num_choices=body.n,
-        )
+        return begun(service, model, dialect, body, prompted)
 
     return await respond(request, body, dialect, begin)

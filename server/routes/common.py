@@ -10,11 +10,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from engine.loop import ServedModel
 from engine.request import FinishReason
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
-from server.generate import Answer, Finish, Prefilled, Text, Usage
+from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, start
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
@@ -114,6 +115,23 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
                 yield Comment(f"prefill {done}/{total}")
     if include_usage:
         yield dialect.chunk(**_counted(answer.usage))
+
+
+def begun(
+    service: Service, model: ServedModel, dialect: Dialect, body: GenerationBody, prompted: Prompted
+) -> Answer:
+    """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
+    return start(
+        service.bridge,
+        model,
+        dialect.request_id,
+        prompted,
+        body.sampling(model.default_sampling),
+        max_tokens=body.bound(),
+        stop=body.stops(),
+        ignore_eos=body.ignore_eos,
+        num_choices=body.n,
+    )
 
 
 async def respond(

@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.request import FinishReason
-from server.generate import Answer, start, text_prompts
-from server.routes.common import Dialect, check_model, read_body, request_id_of, respond, service_of
+from server.generate import Answer, text_prompts
+from server.routes.common import Dialect, begun, check_model, read_body, request_id_of, respond, service_of
 from server.validate import CompletionBody
 
 
@@ -26,22 +26,14 @@ class CompletionDialect(Dialect):
 async def completions(request: Request) -> Response | ASGIApp:
     service = service_of(request)
     body = await read_body(request, CompletionBody)
+    body.check()
     check_model(service, body.model)
-    prompts, stop = body.prompts(), body.stops()
+    prompts = body.prompts()
     dialect = CompletionDialect(request_id_of(request, "cmpl"), service.config.served_name)
 
     async def begin() -> Answer:
         model = await service.bridge.model()
-        return start(
-            service.bridge,
-            model,
-            dialect.request_id,
-            await text_prompts(service.bridge, model, prompts, num_choices=body.n),
-            body.sampling(model.default_sampling),
-            max_tokens=body.bound(),
-            stop=stop,
-            ignore_eos=body.ignore_eos,
-            num_choices=body.n,
-        )
+        prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
+        return begun(service, model, dialect, body, prompted)
 
     return await respond(request, body, dialect, begin)

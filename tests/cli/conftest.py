@@ -17,11 +17,6 @@ from mlxcel_cli.main import outcome
 from tests.cli.double import Double
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No settings, store or history of whoever runs the tests."""

@@ -187,7 +187,7 @@ def disturbance(address: str, salt: str) -> dict[str, float]:
 
 def cost(model: Path, num_new: int, repeats: int) -> None:
     """Decode rate over HTTP at one slot beside the bare engine on the same checkpoint."""
-    engine = Engine(load(model), EngineConfig(model=model))
+    engine = Engine.open(EngineConfig(model=model))
     prompt = engine.tokens.encode("Once upon a time there was a small fox who", True)
     bare, served = [], []
     with running("mlxcel", model, 1) as address:

@@ -68,5 +68,5 @@ completions: setup ## shell completions into completions/
 	for shell in bash zsh fish; do _MLXCEL_COMPLETE=source_$$shell $(BIN)/mlxcel > completions/mlxcel.$$shell; done
 
 clean:
-	rm -rf $(VENV) .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist
+	rm -rf $(VENV) .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist engine/native/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

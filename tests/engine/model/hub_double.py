@@ -150,7 +150,7 @@ def serving(hub: Hub) -> Iterator[str]:
 def point_the_library_at(hub: Hub, monkeypatch: pytest.MonkeyPatch, cache: str) -> None:
     """Let the library in this process ask `hub` and read `cache`: it has read its environment already."""
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix("https://huggingface.co")
+    template = "/" + constants.HUGGINGFACE_CO_URL_TEMPLATE.split("/", 3)[3]
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", cache)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

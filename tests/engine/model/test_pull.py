@@ -332,10 +332,12 @@ def test_a_pull_killed_at_any_point_never_looks_complete(
     assert os.listdir(world.store.models / "mlxcel") == ["tiny"]
 
 
-def test_the_index_is_the_environments_then_pips_then_the_default(
+def test_the_index_is_the_environments_then_pips_then_none(
     world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert index_url() == pulling.DEFAULT_INDEX
+    assert index_url() is None
+    with pytest.raises(FetchFailed, match="PIP_INDEX_URL names one"):
+        pulling._by_index(Wheel("a", "1", "f", 1), tmp_path, lambda size: None)
     (tmp_path / "pip.conf").write_text("[global]\nindex-url = https://mirror.invalid/simple\n")
     assert index_url() == "https://mirror.invalid/simple"
     monkeypatch.setenv("UV_DEFAULT_INDEX", "https://uv.invalid/simple")

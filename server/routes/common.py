@@ -1,10 +1,11 @@
 """What every generation route does around the one generation path: body, model, request id, disconnect."""
 
+import logging
 import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,10 +20,10 @@ from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, st
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
+log = logging.getLogger(__name__)
+
 MAX_BODY_BYTES = 32 << 20
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
-
-Generating = TypeVar("Generating", bound=GenerationBody)
 
 
 class Service:
@@ -121,6 +122,8 @@ def begun(
     service: Service, model: ServedModel, dialect: Dialect, body: GenerationBody, prompted: Prompted
 ) -> Answer:
     """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
+    if body.user is not None:
+        log.info("request %s is for user %r", dialect.request_id, body.user[:MAX_ECHOED])
     return start(
         service.bridge,
         model,

@@ -170,3 +170,10 @@ async def test_frames_are_json_of_one_line_each(tiny: Path) -> None:
         stream = await service.stream(COMPLETIONS, {"prompt": "hi", "seed": 1})
         assert stream.text() == 'a\r\n\n"data: [DONE]"\u2028\\'
         assert json.loads(json.dumps(stream.chunks)) == stream.chunks
+
+
+async def test_the_user_of_a_request_is_logged(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with served(tiny) as service:
+        with caplog.at_level("INFO"):
+            await service.answer(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "user": "someone"})
+    assert "is for user 'someone'" in caplog.text

@@ -86,7 +86,10 @@ def load(
     tokenizer = _load_tokenizer(path, config, trust_remote_code)
     if chat_template is not None:
         _replace_template(tokenizer, chat_template)
-    notes = [_apply_adapter(model, adapter)] if adapter is not None and compiled else []
+    notes = []
+    if adapter is not None and compiled:
+        _hold_room(_parameter_bytes(model), available_bytes())
+        notes.append(_apply_adapter(model, adapter))
     if not lazy:
         notes.insert(0, _place_for_kernels(model) if compiled else _place_weights(model))
     if adapter is not None and not compiled:
@@ -186,10 +189,6 @@ class Placement:
     expanded_bytes: int
 
     @property
-    def fits(self) -> bool:
-        return not self.slow or self.stored_bytes <= self.free_bytes
-
-    @property
     def expands(self) -> bool:
         return bool(self.unfit) and self.slow and self.expanded_bytes <= EXPANDED_SHARE * self.free_bytes
 
@@ -259,12 +258,12 @@ def _place_for_kernels(model: Any) -> str:
     What remains is for MLX's CPU operations and turned to float32, packed experts where they fit. Raises
     ModelError where memory is too short.
     """
-    bits = _bits(placement(model).packed.values())
+    place = placement(model, compiled=True)
+    bits, packed = _bits(place.packed.values()), place.unfit
+    free_bytes, loaded_bytes = place.free_bytes, place.stored_bytes
     leaves.replace(model)
-    rest = {name: module for name, module in model.named_modules() if not leaves.is_compiled(module)}
-    packed = {name: module for name, module in rest.items() if type(module) in _UNPACKED}
-    free_bytes, loaded_bytes = available_bytes(), _parameter_bytes(model)
-    arrays = [array for module in rest.values() for array in _own_floats(module).values()]
+    rest = [module for module in model.modules() if not leaves.is_compiled(module)]
+    arrays = [array for module in rest for array in _own_floats(module).values()]
     widened_bytes = sum(4 * array.size - array.nbytes for array in arrays)
     expanded_bytes = (
         loaded_bytes
@@ -352,10 +351,11 @@ def _expanded_weight(module: Any) -> mx.array:
 
 
 def _apply_adapter(model: Any, folder: Path) -> str:
-    """Put the adapter's layers into the evaluated model; return the line that says so.
+    """Put the adapter's layers into the model and evaluate it; return the line that says so.
 
-    It comes after packed weights were expanded: low-rank layers over float32 ones are added into them for good,
-    so that they cost nothing at run time. Over other layers they stay, because rounding would eat small changes.
+    It comes after packed weights were expanded, and before leaves are handed to the compiled kernels. Low-rank
+    layers over float32 weights are added into them for good, so that they cost nothing at run time. Over other
+    layers they stay, because rounding would eat small changes.
     Raises ModelIncomplete for files that are missing, ModelError for an adapter of another model or kind.
     """
     for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):

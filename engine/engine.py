@@ -141,7 +141,6 @@ class Engine:
             limit_tokens=min(bounds),
             seed=secrets.randbits(64) if seed is None else seed,
             text=self._finish.open(request),
-            submitted_s=time.perf_counter(),
         )
 
     def prefill(self, pieces: Iterable[Piece]) -> list[Event]:

@@ -135,12 +135,9 @@ class RowsForward:
     def _prefill(self, span: Span) -> mx.array:
         """Logits `[1, vocab]` of the span's last token, if they are wanted."""
         caches = _views([span], lambda layers: SequenceLayer(layers[0]))
-        last = [span.count - 1] if span.sample else []
-        with self._selection.of(last, axis=1):
-            logits: mx.array = self._model(span.ids()[None], cache=caches)[0]
+        logits = _run_alone(self._model, self._selection, span, caches)
         _keep(caches, [span])
-        _advance([span])
-        return _only(logits, last)
+        return logits
 
 
 class AloneForward:
@@ -158,14 +155,17 @@ class AloneForward:
         return SequenceStorage(self._model)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
-        logits = []
-        for span in spans:
-            last = [span.count - 1] if span.sample else []
-            with self._selection.of(last, axis=1):
-                row_logits = self._model(span.ids()[None], cache=span.storage.caches)[0]
-            logits.append(_only(row_logits, last))
-            span.storage.length += span.count
+        logits = [_run_alone(self._model, self._selection, span, span.storage.caches) for span in spans]
         return mx.concatenate(logits, axis=0)
+
+
+def _run_alone(model: Any, selection: HeadSelection, span: Span, caches: Sequence[Any]) -> mx.array:
+    """One span as one sequence `[1, n]` over `caches`: logits `[1, vocab]` of its last token, or `[0, vocab]`."""
+    last = [span.count - 1] if span.sample else []
+    with selection.of(last, axis=1):
+        logits: mx.array = model(span.ids()[None], cache=caches)[0]
+    _advance([span])
+    return _only(logits, last)
 
 
 def _refuse(kinds: Sequence[LayerKind], fits: Callable[[LayerKind], bool]) -> None:

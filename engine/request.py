@@ -70,7 +70,6 @@ class Row:
     cursor: int = 0
     output: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    submitted_s: float = 0.0
     started_s: float = 0.0
     first_token_s: float = 0.0
 

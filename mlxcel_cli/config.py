@@ -151,7 +151,6 @@ def value_of(name: str, text: str) -> Any:
     """The value that `text` is for the setting `name`. Raises ConfigError where its kind or bounds are others."""
     row = table()[name]
     value = _parsed(row.kind, text, name, name)
-    finite({name: value})
     row.said.check(name, value)
     return value
 

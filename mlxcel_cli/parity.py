@@ -40,7 +40,6 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     },
 }
 READY_S, POLL_S = 300.0, 0.1
-REFERENCE = "direct"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

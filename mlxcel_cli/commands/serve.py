@@ -29,7 +29,7 @@ def serve(
     **flags: Any,
 ) -> None:
     """Serve a model over HTTP to many clients, with OpenAI's routes."""
-    settings = config.settle(config.finite(flags), model=checkpoint.named(model, model_option), file=config_file)
+    settings = config.settle(flags, model=checkpoint.named(model, model_option), file=config_file)
     reference = checkpoint.chosen(settings)
     engine = settings.engine(Path(reference), fallback_sampling=SERVE_SAMPLING)
     server = checkpoint.in_place(settings.server(reference, engine))

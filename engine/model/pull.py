@@ -7,6 +7,7 @@ here.
 """
 
 import configparser
+import contextlib
 import hashlib
 import json
 import os
@@ -316,12 +317,12 @@ def _run(
 
 
 def _folder_bytes(folder: Path) -> int:
+    """Bytes below `folder`, where an installer makes and removes files and folders meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
+    for place, _, names in os.walk(folder):  # passes over folders that have gone, which rglob does not
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_size
     return total
 
 

@@ -349,3 +349,19 @@ def test_the_index_is_the_environments_then_pips_then_none(
 def test_the_built_in_names_are_the_stores(world: World) -> None:
     assert "smollm2-135m" in storing.BUILT_IN
     assert world.store.known_names() == sorted(storing.BUILT_IN)
+
+
+def test_folders_that_go_while_bytes_are_counted_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").write_bytes(b"1234")
+    (tmp_path / "gone").mkdir()
+    scandir = os.scandir
+
+    def vanishing(path: str | Path) -> object:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert pulling._folder_bytes(tmp_path) == 4

@@ -16,6 +16,8 @@ from engine.cache.attend import Batch, Place, SpanLayer
 from engine.cache.kinds import LayerKind
 from engine.cache.rows import DenseLayer, DenseStorage, RowStorage
 from engine.cache.views import GatheredLayer, SequenceLayer, keep_states_of, view_of
+from engine.kernels import functions
+from engine.recorded import RecordedSteps
 
 
 class ModeUnfit(Exception):
@@ -36,6 +38,16 @@ class Span:
     @property
     def count(self) -> int:
         return self.tokens.size if isinstance(self.tokens, mx.array) else len(self.tokens)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether this is one known token behind others, whose logits are wanted."""
+        return (
+            self.sample
+            and not isinstance(self.tokens, mx.array)
+            and len(self.tokens) == 1
+            and self.storage.length > 0
+        )
 
     def ids(self) -> mx.array:
         return self.tokens if isinstance(self.tokens, mx.array) else mx.array(list(self.tokens), mx.int32)
@@ -69,11 +81,18 @@ class SpansForward:
         self._selection = selection
         self._kinds = layer_kinds(model)
         _refuse(self._kinds, lambda kind: kind.is_attention)
+        self._recorded = RecordedSteps(model, self._kinds) if functions.uses_kernels(model) else None
 
     def open(self) -> DenseStorage:
         return DenseStorage(self._kinds)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
+        if self._recorded is None or not all(span.is_step for span in spans):
+            return self._run(spans)
+        ids = [int(span.tokens[0]) for span in spans]
+        return self._recorded.logits(ids, [span.storage for span in spans], lambda: self._run(spans))
+
+    def _run(self, spans: Sequence[Span]) -> mx.array:
         batch = Batch(_places(spans))
         caches = _views(spans, lambda layers: SpanLayer(batch, layers))
         ids = mx.concatenate([span.ids() for span in spans])[:, None]

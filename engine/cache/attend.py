@@ -135,14 +135,18 @@ class SpanLayer(AttentionView):
             return self._attend_compiled(queries, asked, **options)
         self._write()
         outputs = []
+        window = self._window(asked)
         for place, layer in zip(self._batch.places, self._layers, strict=True):
-            window = min(filter(None, (layer.window, asked)), default=0)
             first_key = max(0, place.position + 1 - window) if window else 0
             keys, values = (array.astype(dtype) for array in layer.view(first_key))
             span = _to_sequence(queries[place.start : place.start + place.count])
             seen = self._batch.mask(place, first_key, window)
             outputs.append(_to_rows(sdpa(span, keys, values, mask=seen, **options)))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def _window(self, asked: int) -> int:
+        """The smaller of the layer's own window and the one that the model asks for; 0: none."""
+        return min(filter(None, (self._layers[0].window, asked)), default=0)
 
     def _attend_compiled(
         self, queries: mx.array, asked: int, *, scale: float, sinks: mx.array | None = None
@@ -155,12 +159,33 @@ class SpanLayer(AttentionView):
             keys, values, base = layer.room(place.count, *new) if new else layer.stored()
             storage += (keys, values)
             places.append((place.start, place.count, place.position, base))
-        window = min(filter(None, (self._layers[0].window, asked)), default=0)
+        window = self._window(asked)
         output, *written = native.attend(queries, new, storage, places, scale, window, sinks)
         for i, (place, layer) in enumerate(zip(self._batch.places, self._layers, strict=True)):
             if written:
                 layer.written(place.count, written[2 * i], written[2 * i + 1])
         return output
+
+
+class RecordedLayer(SpanLayer):
+    """One layer's cache while a decode step is recorded: its number stands for the storage of all rows."""
+
+    def __init__(self, batch: Batch, layer: DenseLayer, number: int) -> None:
+        super().__init__(batch, [layer])
+        self._number = number
+        self._new: tuple[mx.array, mx.array] | None = None
+
+    def _write(self) -> None:
+        raise UnsupportedAttention("only the compiled attention is recorded")
+
+    def _attend_compiled(
+        self, queries: mx.array, asked: int, *, scale: float, sinks: mx.array | None = None
+    ) -> mx.array:
+        appends = self._unwritten is not None
+        self._new, self._unwritten = self._unwritten or self._new, None
+        assert self._new is not None, "keys come before their attention"
+        window = self._window(asked)
+        return native.attend_in_recording(queries, self._new, appends, self._number, scale, window, sinks)
 
 
 class Handle:

@@ -68,6 +68,14 @@ class DenseLayer:
         self._reserve(num_tokens, keys, values)
         return self.stored()
 
+    def room_for_next(self) -> tuple[mx.array, mx.array, int]:
+        """The buffers, evaluated, with room for one more token behind those that are stored."""
+        keys, values, _ = self.stored()
+        self._reserve(1, keys, values)
+        if self._keys is not keys:
+            mx.eval(self.arrays())
+        return self.stored()
+
     def stored(self) -> tuple[mx.array, mx.array, int]:
         """The buffers, and the position that they begin with."""
         assert self._keys is not None, "nothing is stored yet"
@@ -77,6 +85,10 @@ class DenseLayer:
     def written(self, num_tokens: int, keys: mx.array, values: mx.array) -> None:
         """Go on with these buffers, into which a kernel has put the next tokens."""
         self._keys, self._values = keys, values
+        self.wrote(num_tokens)
+
+    def wrote(self, num_tokens: int) -> None:
+        """The next tokens are in the buffers already."""
         self._length += num_tokens
 
     def view(self, first_position: int) -> tuple[mx.array, mx.array]:
@@ -160,3 +172,13 @@ class DenseStorage:
 
     def arrays(self) -> list[mx.array]:
         return [array for layer in self.layers for array in layer.arrays()]
+
+    def attention_layers(self) -> list[DenseLayer]:
+        """The layers that keep keys and values, parts of others included, in their order."""
+        return [leaf for layer in self.layers for leaf in _attention(layer)]
+
+
+def _attention(layer: Layer) -> list[DenseLayer]:
+    if isinstance(layer, ListLayer):
+        return [leaf for part in layer.parts for leaf in _attention(part)]
+    return [layer] if isinstance(layer, DenseLayer) else []

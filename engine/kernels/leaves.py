@@ -41,8 +41,7 @@ class CompiledEmbedding(Embedding):  # type: ignore[misc]
     """A row of the weight for each token, or a head."""
 
     def __call__(self, ids: mx.array) -> mx.array:
-        rows: mx.array = self["weight"][ids].astype(mx.float32)
-        return rows
+        return native.embed(ids, self["weight"])
 
     def as_linear(self, x: mx.array) -> mx.array:
         return native.linear(x, self["weight"])
@@ -52,13 +51,7 @@ class CompiledQuantizedEmbedding(QuantizedEmbedding):  # type: ignore[misc]
     """A row of the packed weight for each token, or a head."""
 
     def __call__(self, ids: mx.array) -> mx.array:
-        return mx.dequantize(
-            self["weight"][ids],
-            self["scales"][ids].astype(mx.float32),
-            self["biases"][ids].astype(mx.float32),
-            group_size=self.group_size,
-            bits=self.bits,
-        )
+        return native.embed(ids, self["weight"], self["scales"], self["biases"], self.group_size, self.bits)
 
     def as_linear(self, x: mx.array) -> mx.array:
         return native.linear(x, self["weight"], self["scales"], self["biases"], None, self.group_size, self.bits)

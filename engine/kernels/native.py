@@ -73,6 +73,19 @@ def linear(
     return product
 
 
+def embed(
+    ids: mx.array,
+    weight: mx.array,
+    scales: mx.array | None = None,
+    biases: mx.array | None = None,
+    group_size: int = 0,
+    bits: int = 0,
+) -> mx.array:
+    """The rows `ids` `[...]` of `weight`, as `linear` takes it: float32 `[..., inputs]`. No such id: NaN."""
+    rows: mx.array = mlxcel_native.embed(ids, weight, scales, biases, group_size, bits)
+    return rows
+
+
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """Each last axis of `x` over the root of its mean square, times `weight`: float32."""
     normed: mx.array = mlxcel_native.rms_norm(x, weight, eps)
@@ -120,6 +133,56 @@ def attend(
     keys, values = new if new is not None else (None, None)
     outputs: list[mx.array] = mlxcel_native.attend(queries, keys, values, storage, places, scale, window, sinks)
     return outputs
+
+
+def unknown(*shape: int) -> mx.array:
+    """An int32 array that nobody has computed: what a recording follows from. Reading it raises."""
+    placeholder: mx.array = mlxcel_native.unknown(shape)
+    return placeholder
+
+
+def attend_in_recording(
+    queries: mx.array,
+    new: tuple[mx.array, mx.array],
+    appends: bool,
+    layer: int,
+    scale: float,
+    window: int = 0,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """While a step is recorded: attention of one new token of each row, `[rows, heads, 1, dim]`.
+
+    `layer` numbers the keys and values that a run is given; `new` is written behind them if `appends`, else it
+    shows their shape.
+    """
+    output: mx.array = mlxcel_native.attend_in_program(queries, *new, appends, layer, scale, window, sinks)
+    return output
+
+
+class Recording:
+    """How `result` follows from `ids` `[rows, 1]` and `positions` `[rows]`, both `unknown`, as one call.
+
+    Raises ValueError where that cannot be recorded. A run gives the bits that a step of MLX's graph gives.
+    """
+
+    def __init__(self, ids: mx.array, positions: mx.array, result: mx.array, num_layers: int) -> None:
+        self._program = mlxcel_native.Program(ids, positions, result, num_layers)
+
+    def run(
+        self, ids: Sequence[int], positions: Sequence[int], storage: Sequence[mx.array], bases: Sequence[int]
+    ) -> mx.array:
+        """One step. `storage` are keys and values of each layer and, in it, each row: `[1, heads, capacity, dim]`.
+
+        They are evaluated, and written in place; `bases` are the positions that they begin with.
+        """
+        result: mx.array = self._program.run(ids, positions, storage, bases)
+        return result
+
+    @property
+    def foreign(self) -> list[str]:
+        """The operations in it that are MLX's own."""
+        names: list[str] = self._program.foreign
+        return names
 
 
 def lay_together(arrays: Sequence[mx.array]) -> list[mx.array]:

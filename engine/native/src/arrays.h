@@ -73,6 +73,11 @@ inline mx::array wide(const mx::array& x, mx::Stream stream) {
   return x.dtype() == mx::float32 ? x : mx::astype(x, mx::float32, stream);
 }
 
+inline float* allocate(mx::array& out) {
+  out.set_data(mx::allocator::malloc(out.nbytes()));
+  return out.data<float>();
+}
+
 // A primitive of the CPU alone.
 class CpuPrimitive : public mx::Primitive {
  public:
@@ -88,10 +93,5 @@ class CpuPrimitive : public mx::Primitive {
     mx::cpu::get_command_encoder(stream()).dispatch(std::forward<Work>(work));
   }
 };
-
-inline float* allocate(mx::array& out) {
-  out.set_data(mx::allocator::malloc(out.nbytes()));
-  return out.data<float>();
-}
 
 }  // namespace mlxcel

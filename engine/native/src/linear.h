@@ -1,4 +1,4 @@
-// x·Wᵀ (+ bias) as a primitive of MLX's graph.
+// x·Wᵀ (+ bias), and a weight's rows, as primitives of MLX's graph.
 #pragma once
 
 #include <optional>
@@ -13,5 +13,10 @@ namespace mlxcel {
 mlx::core::array linear(const mlx::core::array& x, const mlx::core::array& weight,
                         const std::optional<mlx::core::array>& scales, const std::optional<mlx::core::array>& biases,
                         const std::optional<mlx::core::array>& bias, int group_size, int bits);
+
+// Rows of such a weight by `ids`, which are checked before: float32 [..., inputs].
+mlx::core::array embed(const mlx::core::array& ids, const mlx::core::array& weight,
+                       const std::optional<mlx::core::array>& scales, const std::optional<mlx::core::array>& biases,
+                       int group_size, int bits);
 
 }  // namespace mlxcel

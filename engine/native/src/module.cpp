@@ -10,6 +10,7 @@
 #include "memory.h"
 #include "mlx/version.h"
 #include "pool.h"
+#include "program.h"
 #include "rows.h"
 
 namespace nb = nanobind;
@@ -24,6 +25,8 @@ NB_MODULE(mlxcel_native, m) {
   m.def("linear", &mlxcel::linear, "x"_a, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bias"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
         "x·Wᵀ (+ bias) in float32; bits 0: the weight is of a float type, else packed in MLX's affine layout.");
+  m.def("embed", &mlxcel::embed, "ids"_a, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
+        "group_size"_a = 0, "bits"_a = 0, "Rows of a weight, as linear takes it, by their numbers: float32.");
   m.def("rms_norm", &mlxcel::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
   m.def("rope", &mlxcel::rope, "x"_a, "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "offset"_a,
         "freqs"_a = nb::none(), "As mx.fast.rope, its offset an array.");
@@ -31,6 +34,18 @@ NB_MODULE(mlxcel_native, m) {
   m.def("attend", &mlxcel::attend, "queries"_a, "keys"_a.none(), "values"_a.none(), "storage"_a, "places"_a,
         "scale"_a, "window"_a = 0, "sinks"_a = nb::none(),
         "Append and causal attention of spans over their rows' storage; gives the output, then the storage.");
+  m.def("attend_in_program", &mlxcel::attend_in_program, "queries"_a, "keys"_a, "values"_a, "appends"_a, "layer"_a,
+        "scale"_a, "window"_a, "sinks"_a.none(), "Attention of a layer while a step is recorded.");
+  nb::class_<mlxcel::Program>(m, "Program", "A decode step, recorded once and run again as one call.")
+      .def(nb::init<const mlx::core::array&, const mlx::core::array&, const mlx::core::array&, int>(), "ids"_a,
+           "positions"_a, "result"_a, "num_layers"_a)
+      .def("run", &mlxcel::Program::run, "ids"_a, "positions"_a, "storage"_a, "bases"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("num_phases", &mlxcel::Program::num_phases)
+      .def_prop_ro("foreign", &mlxcel::Program::foreign);
+  m.def("unknown", [](const std::vector<int>& shape) {
+    return mlx::core::array(mlx::core::Shape(shape.begin(), shape.end()), mlx::core::int32, nullptr, {});
+  }, "shape"_a, "An int32 array that nobody has computed, for a recording.");
   m.def("lay_together", &mlxcel::lay_together, "arrays"_a, "Copies in one buffer of huge pages.");
   m.def("levels", [] {
     std::vector<std::string> names;

@@ -14,14 +14,6 @@ namespace {
 
 constexpr auto kSpin = std::chrono::microseconds(100);
 
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 class Pool {
  public:
   explicit Pool(int count) {

@@ -9,6 +9,15 @@ namespace mlxcel {
 int num_threads();
 void set_num_threads(int count);
 
+// Tells the processor that this thread waits for another one.
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 // Runs task(0) to task(count - 1), some of them on other threads, and returns when all have ended. Which thread takes
 // which is left to chance, so that a thread that gets no processor holds up at most the task it has begun.
 void share(int64_t count, const std::function<void(int64_t)>& task);

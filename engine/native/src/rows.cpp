@@ -2,9 +2,8 @@
 
 #include <cmath>
 
-#include "arrays.h"
 #include "levels.h"
-#include "pool.h"
+#include "work.h"
 
 namespace mlxcel {
 
@@ -12,16 +11,17 @@ namespace {
 
 constexpr int64_t kTaskFloats = 16 * 1024;
 
-// Calls task(first, last) for parts of [0, count), each with about kTaskFloats floats.
+// One stage that calls task(first, last) for parts of [0, count), each with about kTaskFloats floats.
 template <class Task>
-void share_rows(int64_t count, int64_t length, const Task& task) {
+Stage by_rows(int depth, int64_t count, int64_t length, Task task) {
   int64_t rows = std::max<int64_t>(1, kTaskFloats / std::max<int64_t>(1, length));
-  share((count + rows - 1) / rows, [&](int64_t i) { task(i * rows, std::min(count, (i + 1) * rows)); });
+  return {depth, (count + rows - 1) / rows, 4 * count * length,
+          [=](int64_t i) { task(i * rows, std::min(count, (i + 1) * rows)); }};
 }
 
-class Shaped : public CpuPrimitive {
+class Shaped : public Kernel {
  public:
-  using CpuPrimitive::CpuPrimitive;
+  using Kernel::Kernel;
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override { return {inputs[0].shape()}; }
 };
 
@@ -29,19 +29,18 @@ class RmsNorm : public Shaped {
  public:
   RmsNorm(mx::Stream stream, float eps) : Shaped(stream), eps_(eps) {}
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    float* y = allocate(outputs[0]);
+  Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
+    float* y = outputs[0].data<float>();
     const float* weight = inputs.size() > 1 ? inputs[1].data<float>() : nullptr;
-    dispatch([x = Rows(inputs[0]), weight, y, eps = eps_] {
-      share_rows(x.count, x.length, [&](int64_t first, int64_t last) {
-        if (x.dense) return level().rms_norm(x.at(first), weight, eps, last - first, x.length, y + first * x.length);
-        float* line = scratch(x.length);
-        for (int64_t row = first; row < last; row++) {
-          x.lay_out(row, x.length, false, line);
-          level().rms_norm(line, weight, eps, 1, x.length, y + row * x.length);
-        }
-      });
-    });
+    Rows x(inputs[0]);
+    return {by_rows(0, x.count, x.length, [x, weight, y, eps = eps_](int64_t first, int64_t last) {
+      if (x.dense) return level().rms_norm(x.at(first), weight, eps, last - first, x.length, y + first * x.length);
+      float* line = scratch(x.length);
+      for (int64_t row = first; row < last; row++) {
+        x.lay_out(row, x.length, false, line);
+        level().rms_norm(line, weight, eps, 1, x.length, y + row * x.length);
+      }
+    })};
   }
 
   const char* name() const override { return "MlxcelRmsNorm"; }
@@ -76,43 +75,51 @@ class Rope : public Shaped {
  public:
   Rope(mx::Stream stream, Rotation how) : Shaped(stream), how_(how) {}
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    float* y = allocate(outputs[0]);
+  Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf& shelf) override {
     const mx::array& x = inputs[0];
-    if (x.size() == 0) return;
+    if (x.size() == 0) return {};
+    float* y = outputs[0].data<float>();
     const float* freqs = how_.has_freqs ? inputs[2].data<float>() : nullptr;
-    int64_t length = x.shape(-2);
+    int64_t batch = x.shape(0), length = x.shape(-2);
     const int32_t* offset = inputs[1].data<int32_t>();
     int64_t step = inputs[1].size() > 1 ? 1 : 0;
-    // What inputs hold is known when the work is done, not before.
-    dispatch([=, x = Rows(x), batch = x.shape(0), how = how_] {
-      std::vector<float> speeds(how.dims / 2);
-      for (int i = 0; i < how.dims / 2; i++)
-        speeds[i] = freqs ? 1.0f / freqs[i] : std::exp(float(-i) * (std::log(how.base) / float(how.dims / 2)));
-      int64_t heads = x.count / batch / length;
-      share_rows(batch * length, heads * x.length, [&](int64_t first, int64_t last) {
-        int half = how.dims / 2;
-        float* cosines = scratch(how.dims + x.length);
-        float *sines = cosines + half, *line = cosines + how.dims;
+
+    Work stages;
+    bool made;
+    int64_t tokens = batch * length, dims = how_.dims, half = dims / 2;
+    Shelf::Key key{offset, freqs, {tokens, length, dims, step}, {how_.base, how_.scale}};
+    float* angles = shelf.shared(key, tokens * dims, made);  // of a token its cosines first, then its sines
+    if (!made) {
+      std::vector<float> speeds(half);
+      for (int64_t k = 0; k < half; k++) speeds[k] = std::exp(float(-k) * (std::log(how_.base) / float(half)));
+      stages.push_back(by_rows(0, tokens, 8 * dims, [=, scale = how_.scale](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; i++) {
-          int64_t of_batch = i / length, token = i % length;
-          float position = float(offset[of_batch * step] + token) * how.scale;
-          for (int k = 0; k < half; k++) {
-            cosines[k] = std::cos(position * speeds[k]);
-            sines[k] = std::sin(position * speeds[k]);
-          }
-          for (int64_t head = 0; head < heads; head++) {
-            int64_t row = (of_batch * heads + head) * length + token;
-            const float* from = x.at(row);
-            if (!x.dense && x.strides.back() != 1) {
-              x.lay_out(row, x.length, false, line);
-              from = line;
-            }
-            turn(how, cosines, sines, from, x.length, y + row * x.length);
+          float position = float(offset[i / length * step] + i % length) * scale;
+          for (int64_t k = 0; k < half; k++) {
+            float angle = position * (freqs ? 1.0f / freqs[k] : speeds[k]);
+            angles[i * dims + k] = std::cos(angle);
+            angles[i * dims + half + k] = std::sin(angle);
           }
         }
-      });
-    });
+      }));
+    }
+    Rows rows(x);
+    int64_t heads = rows.count / tokens;
+    stages.push_back(by_rows(1, tokens, heads * rows.length, [=, how = how_](int64_t first, int64_t last) {
+      float* line = scratch(rows.length);
+      for (int64_t i = first; i < last; i++) {
+        for (int64_t head = 0; head < heads; head++) {
+          int64_t row = (i / length * heads + head) * length + i % length;
+          const float* from = rows.at(row);
+          if (!rows.dense && rows.strides.back() != 1) {
+            rows.lay_out(row, rows.length, false, line);
+            from = line;
+          }
+          turn(how, angles + i * dims, angles + i * dims + half, from, rows.length, y + row * rows.length);
+        }
+      }
+    }));
+    return stages;
   }
 
   const char* name() const override { return "MlxcelRope"; }
@@ -128,20 +135,19 @@ class SwiGlu : public Shaped {
  public:
   using Shaped::Shaped;
 
-  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
-    float* y = allocate(outputs[0]);
-    dispatch([gate = Rows(inputs[0]), x = Rows(inputs[1]), y] {
-      share_rows(x.count, x.length, [&](int64_t first, int64_t last) {
-        if (x.dense && gate.dense)
-          return level().swiglu(gate.at(first), x.at(first), (last - first) * x.length, y + first * x.length);
-        float* line = scratch(2 * x.length);
-        for (int64_t row = first; row < last; row++) {
-          gate.lay_out(row, x.length, false, line);
-          x.lay_out(row, x.length, false, line + x.length);
-          level().swiglu(line, line + x.length, x.length, y + row * x.length);
-        }
-      });
-    });
+  Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
+    float* y = outputs[0].data<float>();
+    Rows gate(inputs[0]), x(inputs[1]);
+    return {by_rows(0, x.count, 4 * x.length, [=](int64_t first, int64_t last) {
+      if (x.dense && gate.dense)
+        return level().swiglu(gate.at(first), x.at(first), (last - first) * x.length, y + first * x.length);
+      float* line = scratch(2 * x.length);
+      for (int64_t row = first; row < last; row++) {
+        gate.lay_out(row, x.length, false, line);
+        x.lay_out(row, x.length, false, line + x.length);
+        level().swiglu(line, line + x.length, x.length, y + row * x.length);
+      }
+    })};
   }
 
   const char* name() const override { return "MlxcelSwiGlu"; }

@@ -1,0 +1,428 @@
+#include "program.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "levels.h"
+#include "mlx/transforms.h"
+#include "mlx/utils.h"
+#include "work.h"
+
+namespace mlxcel {
+
+namespace {
+
+// Work below this many multiplications is done by one thread while the others wait: handing it over costs more.
+constexpr int64_t kSoloCost = 32 * 1024;
+
+// Attention in a recording: a task is the query heads that share one key head of one row.
+class AttendInProgram : public Kernel {
+ public:
+  AttendInProgram(mx::Stream stream, int layer, float scale, int64_t window, bool appends, bool has_sinks)
+      : Kernel(stream), layer_(layer), scale_(scale), window_(window), appends_(appends), has_sinks_(has_sinks) {}
+
+  Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf& shelf) override {
+    if (!shelf.rows) throw std::runtime_error("this attention runs in a recorded step alone");
+    Rows queries(inputs[0]), keys(inputs[1]), values(inputs[2]);
+    expect(queries.dense || queries.strides.back() == 1, "queries lie apart");
+    Attention call{};
+    call.queries = queries.data;
+    call.num_heads = inputs[0].shape(1);
+    call.num_key_heads = inputs[1].shape(1);
+    call.query_strides[0] = queries.dense ? call.num_heads * queries.length : queries.strides[0];
+    call.query_strides[1] = queries.dense ? queries.length : queries.strides[1];
+    call.key_dim = inputs[1].shape(3);
+    call.value_dim = inputs[2].shape(3);
+    call.window = window_;
+    call.scale = scale_;
+    call.out = outputs[0].data<float>();
+    if (has_sinks_) call.sinks = inputs[3].data<float>();
+    int64_t rows = inputs[0].shape(0), group = call.num_heads / call.num_key_heads;
+    auto attend = [=, live = shelf.rows, layer = layer_, appends = appends_](int64_t task) {
+      int64_t row = task / call.num_key_heads, head = task % call.num_key_heads;
+      const Stored& stored = live->layers[layer][row];
+      int64_t position = live->positions[row];
+      Span span{row, 1, position, stored.base, stored.keys, stored.values, stored.capacity};
+      if (appends) {
+        int64_t at = head * stored.capacity + position - stored.base, from = row * call.num_key_heads + head;
+        keys.lay_out(from, call.key_dim, false, stored.keys + at * call.key_dim);
+        values.lay_out(from, call.value_dim, false, stored.values + at * call.value_dim);
+      }
+      for (int64_t i = 0; i < group; i++) level().attend(call, span, head * group + i, 0, 1);
+    };
+    return {{0, rows * call.num_key_heads, kSoloCost, attend}};
+  }
+
+  const char* name() const override { return "MlxcelAttendInProgram"; }
+
+ private:
+  int layer_;
+  float scale_;
+  int64_t window_;
+  bool appends_, has_sinks_;
+};
+
+// a + b and its like over rows; either may repeat along any axis.
+template <class Operation>
+Work binary(const mx::array& a, const mx::array& b, mx::array& out, Operation operation) {
+  Rows left(a), right(b);
+  float* y = out.data<float>();
+  auto task = [=](int64_t) {
+    int64_t left_step = left.dense ? 1 : left.strides.back(), right_step = right.dense ? 1 : right.strides.back();
+    for (int64_t row = 0; row < left.count; row++) {
+      const float *l = left.at(row), *r = right.at(row);
+      float* to = y + row * left.length;
+      if (left_step == 1 && right_step == 1)
+        for (int64_t i = 0; i < left.length; i++) to[i] = operation(l[i], r[i]);
+      else
+        for (int64_t i = 0; i < left.length; i++) to[i] = operation(l[i * left_step], r[i * right_step]);
+    }
+  };
+  return {{0, 1, int64_t(out.size()), task}};
+}
+
+// The elements of `from` in the order of its axes.
+Work copy(const mx::array& from, mx::array& out) {
+  Rows rows(from);
+  float* y = out.data<float>();
+  auto task = [=](int64_t) {
+    for (int64_t row = 0; row < rows.count; row++) rows.lay_out(row, rows.length, false, y + row * rows.length);
+  };
+  return {{0, 1, int64_t(out.size()), task}};
+}
+
+bool is_float(const mx::array& a) { return a.dtype() == mx::float32 && a.ndim() > 0; }
+
+// An output of `node`, without memory yet. MLX's operations ask it for its primitive.
+mx::array blank(const mx::array& like, const mx::array& node) {
+  return mx::array(like.shape(), like.dtype(), node.primitive_ptr(), {});
+}
+
+bool share_memory(const mx::array& a, const mx::array& b) { return a.data_shared_ptr() == b.data_shared_ptr(); }
+
+}  // namespace
+
+class Program::Recorded {
+ public:
+  Recorded(const mx::array& ids, const mx::array& positions, const mx::array& result, int num_layers)
+      : ids_(filled(ids)), positions_(filled(positions)), result_(result) {
+    live_.positions.resize(positions.size());
+    live_.layers.assign(num_layers, std::vector<Stored>(positions.size()));
+    shelf_.rows = &live_;
+    known_.emplace(ids.id(), Value{ids_, 0});
+    known_.emplace(positions.id(), Value{positions_, 0});
+    expect(ids.dtype() == mx::int32 && positions.dtype() == mx::int32, "ids and positions are int32");
+    record(result);
+    expect(known_.count(result.id()) > 0 && known_.at(result.id()).level > 0, "the result does not follow from ids");
+    result_ = known_.at(result.id()).array;
+    expect(is_float(result_) && result_.flags().row_contiguous, "the result is dense and float32");
+    arrange();
+  }
+
+  mx::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
+                const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
+    place(ids, positions, storage, bases);
+    for (Phase& phase : phases_) phase.next = phase.done = 0;
+    fault_ = nullptr;
+    caller_ = std::this_thread::get_id();
+    share(num_threads(), [this](int64_t) { take_part(); });
+    if (fault_) std::rethrow_exception(fault_);
+    mx::array out(result_.shape(), mx::float32, nullptr, {});
+    std::memcpy(allocate(out), result_.data<float>(), out.nbytes());
+    out.set_status(mx::array::Status::available);
+    return out;
+  }
+
+  int num_phases() const { return int(phases_.size()); }
+  std::vector<std::string> foreign() const { return {foreign_names_.begin(), foreign_names_.end()}; }
+
+ private:
+  struct Value {
+    mx::array array;
+    int level;  // of the stage that makes it; 0: it is there from the start
+  };
+
+  // MLX's own operation: it runs on the calling thread, which waits for its stream.
+  struct Foreign {
+    mx::array node;
+    std::vector<mx::array> inputs, outputs;
+
+    void run() const {
+      std::vector<mx::array> made;
+      for (const mx::array& out : outputs) made.push_back(blank(out, node));
+      node.primitive().eval_cpu(inputs, made);
+      mx::synchronize(node.primitive().stream());
+      for (size_t i = 0; i < made.size(); i++) {
+        if (made[i].strides() != outputs[i].strides() || made[i].data_size() != outputs[i].data_size())
+          throw std::runtime_error("an operation laid its result out in another way than when it was recorded");
+        char* to = const_cast<char*>(outputs[i].data<char>());
+        std::memcpy(to, made[i].data<char>(), made[i].data_size() * made[i].itemsize());
+      }
+    }
+  };
+
+  struct Placed {
+    Stage stage;
+    int level;
+    bool by_caller;
+  };
+
+  // What runs between two meetings of the threads: tasks that any may take, or stages that one does in turn.
+  struct alignas(64) Phase {
+    std::vector<Stage> stages;
+    int64_t count = 0;  // tasks; 1 where one thread does all
+    bool solo = false, by_caller = false;
+    std::atomic<int64_t> next{0}, done{0};
+
+    Phase() = default;
+    Phase(Phase&& other) noexcept
+        : stages(std::move(other.stages)), count(other.count), solo(other.solo), by_caller(other.by_caller) {}
+
+    void run(int64_t task) {
+      if (solo) {
+        for (Stage& stage : stages)
+          for (int64_t i = 0; i < stage.count; i++) stage.task(i);
+        return;
+      }
+      size_t stage = 0;
+      for (; task >= stages[stage].count; stage++) task -= stages[stage].count;
+      stages[stage].task(task);
+    }
+  };
+
+  static mx::array filled(const mx::array& like) {
+    mx::array array(like.shape(), like.dtype(), nullptr, {});
+    allocate(array);
+    std::memset(array.data<char>(), 0, array.nbytes());
+    array.set_status(mx::array::Status::available);
+    return array;
+  }
+
+  // Walks from the result to what it follows from, and plays everything once, on zeros, from there.
+  void record(const mx::array& result) {
+    std::vector<mx::array> order = ordered(result);
+    std::unordered_set<std::uintptr_t> follows;
+    std::vector<mx::array> constants;
+    for (const mx::array& node : order) {
+      bool any = known_.count(node.id()) > 0;
+      for (const mx::array& input : node.inputs()) any = any || follows.count(input.id()) > 0;
+      if (any) follows.insert(node.id());
+      if (any)
+        for (const mx::array& input : node.inputs())
+          if (!follows.count(input.id())) constants.push_back(input);
+    }
+    mx::eval(constants);
+    for (const mx::array& constant : constants) known_.emplace(constant.id(), Value{constant, 0});
+    for (const mx::array& node : order)
+      if (follows.count(node.id()) && !known_.count(node.id())) play(node);
+  }
+
+  std::vector<mx::array> ordered(const mx::array& result) const {
+    std::vector<mx::array> order;
+    std::unordered_set<std::uintptr_t> seen;
+    std::vector<std::pair<mx::array, size_t>> path{{result, 0}};
+    seen.insert(result.id());
+    while (!path.empty()) {
+      auto& [node, next] = path.back();
+      const auto& inputs = node.inputs();
+      if (node.has_primitive() && next < inputs.size()) {
+        const mx::array& input = inputs[next++];
+        if (seen.insert(input.id()).second) path.emplace_back(input, 0);
+        continue;
+      }
+      order.push_back(node);
+      path.pop_back();
+    }
+    return order;
+  }
+
+  void play(const mx::array& node) {
+    expect(node.has_primitive(), "something is neither computed nor an input");
+    std::vector<mx::array> inputs;
+    int level = 0;
+    for (const mx::array& input : node.inputs()) {
+      const Value& value = known_.at(input.id());
+      inputs.push_back(value.array);
+      level = std::max(level, value.level);
+    }
+    std::vector<mx::array> nodes = node.outputs(), outputs;
+    for (const mx::array& out : nodes) outputs.push_back(blank(out, node));
+    Work work;
+    shelf_.level = level + 1;
+    if (std::optional<Work> ours = own_work(node, inputs, outputs)) {
+      work = std::move(*ours);
+    } else {
+      node.primitive().eval_cpu(inputs, outputs);
+      mx::synchronize(node.primitive().stream());
+      bool views = true;
+      for (mx::array& out : outputs) {
+        out.set_status(mx::array::Status::available);
+        views = views && std::any_of(inputs.begin(), inputs.end(), [&](const mx::array& in) { return share_memory(in, out); });
+      }
+      if (!views) {
+        if (is_layout(node) && is_float(outputs[0]) && is_float(inputs[0]) && outputs[0].flags().row_contiguous) {
+          work = copy(inputs[0], outputs[0]);
+        } else {
+          Foreign foreign{node, inputs, outputs};
+          foreign_names_.insert(node.primitive().name());
+          stages_.push_back({{0, 1, 0, [foreign](int64_t) { foreign.run(); }}, level + 1, true});
+          level++;
+        }
+      }
+    }
+    int base = shelf_.level;
+    for (Stage& stage : work) {
+      level = std::max(level, base + stage.depth);
+      stages_.push_back({std::move(stage), base + stage.depth, false});
+    }
+    for (size_t i = 0; i < nodes.size(); i++) known_.insert_or_assign(nodes[i].id(), Value{outputs[i], level});
+  }
+
+  // The work of an operation that is ours, or so simple that ours gives the same bits.
+  std::optional<Work> own_work(const mx::array& node, const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+    auto prepare = [&] {
+      for (mx::array& out : outputs) {
+        std::memset(allocate(out), 0, out.nbytes());
+        out.set_status(mx::array::Status::available);
+      }
+    };
+    if (auto* kernel = dynamic_cast<Kernel*>(&node.primitive())) {
+      prepare();
+      return kernel->work(inputs, outputs, shelf_);
+    }
+    std::string name = node.primitive().name();
+    if (inputs.size() != 2 || !is_float(outputs[0]) || inputs[0].dtype() != mx::float32 ||
+        inputs[1].dtype() != mx::float32 || inputs[0].shape() != outputs[0].shape() ||
+        inputs[1].shape() != outputs[0].shape())
+      return std::nullopt;
+    auto make = [&](auto operation) {
+      prepare();
+      return binary(inputs[0], inputs[1], outputs[0], operation);
+    };
+    if (name == "Add") return make([](float a, float b) { return a + b; });
+    if (name == "Subtract") return make([](float a, float b) { return a - b; });
+    if (name == "Multiply") return make([](float a, float b) { return a * b; });
+    if (name == "Divide") return make([](float a, float b) { return a / b; });
+    return std::nullopt;
+  }
+
+  static bool is_layout(const mx::array& node) {
+    static const std::set<std::string> names{"Reshape", "Flatten", "Unflatten", "Contiguous", "Copy"};
+    return node.inputs().size() == 1 && names.count(node.primitive().name()) > 0;
+  }
+
+  void arrange() {
+    std::stable_sort(stages_.begin(), stages_.end(),
+                     [](const Placed& a, const Placed& b) { return a.level < b.level; });
+    for (size_t i = 0; i < stages_.size();) {
+      size_t end = i;
+      int64_t cost = 0;
+      bool by_caller = false;
+      for (; end < stages_.size() && stages_[end].level == stages_[i].level; end++) {
+        cost += stages_[end].stage.cost;
+        by_caller = by_caller || stages_[end].by_caller;
+      }
+      bool solo = by_caller || cost < kSoloCost;
+      if (phases_.empty() || !solo || !phases_.back().solo) {
+        phases_.emplace_back();
+        phases_.back().solo = solo;
+        phases_.back().count = solo ? 1 : 0;
+      }
+      Phase& phase = phases_.back();
+      phase.by_caller = phase.by_caller || by_caller;
+      for (; i < end; i++) {
+        if (!solo) phase.count += stages_[i].stage.count;
+        phase.stages.push_back(std::move(stages_[i].stage));
+      }
+    }
+    stages_.clear();
+  }
+
+  void place(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
+             const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
+    size_t rows = live_.positions.size();
+    expect(ids.size() == ids_.size() && positions.size() == rows && bases.size() == rows * live_.layers.size() &&
+               storage.size() == 2 * bases.size(),
+           "a step takes as many rows and layers as were recorded");
+    std::copy(ids.begin(), ids.end(), ids_.data<int32_t>());
+    std::copy(positions.begin(), positions.end(), positions_.data<int32_t>());
+    live_.positions = positions;
+    for (size_t i = 0; i < bases.size(); i++) {
+      mx::array keys = storage[2 * i], values = storage[2 * i + 1];
+      expect(keys.is_available() && values.is_available() && keys.dtype() == mx::float32 &&
+                 values.dtype() == mx::float32 && keys.flags().row_contiguous && values.flags().row_contiguous &&
+                 keys.ndim() == 4 && values.ndim() == 4 && keys.shape(2) == values.shape(2),
+             "a row's storage does not lie densely");
+      int64_t at = positions[i % rows] - bases[i];
+      expect(at >= 0 && at < keys.shape(2), "a row's storage has no room for its next token");
+      live_.layers[i / rows][i % rows] = {keys.data<float>(), values.data<float>(), keys.shape(2), bases[i]};
+    }
+  }
+
+  void take_part() {
+    bool is_caller = std::this_thread::get_id() == caller_;
+    for (Phase& phase : phases_) {
+      if (!phase.by_caller || is_caller) {
+        int64_t ran = 0;
+        for (int64_t i = phase.next++; i < phase.count; i = phase.next++, ran++) {
+          try {
+            phase.run(i);
+          } catch (...) {
+            std::lock_guard lock(faults_);
+            fault_ = std::current_exception();
+          }
+        }
+        if (ran) phase.done += ran;
+      }
+      for (int turn = 0; phase.done < phase.count; turn++) turn < 2000 ? pause() : std::this_thread::yield();
+    }
+  }
+
+  mx::array ids_, positions_, result_;
+  LiveRows live_;
+  Shelf shelf_;
+  std::unordered_map<std::uintptr_t, Value> known_;
+  std::vector<Placed> stages_;
+  std::vector<Phase> phases_;
+  std::set<std::string> foreign_names_;
+  std::thread::id caller_;
+  std::mutex faults_;
+  std::exception_ptr fault_;
+};
+
+Program::Program(const mx::array& ids, const mx::array& positions, const mx::array& result, int num_layers)
+    : recorded_(std::make_unique<Recorded>(ids, positions, result, num_layers)) {}
+Program::~Program() = default;
+
+mx::array Program::run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
+                       const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
+  return recorded_->run(ids, positions, storage, bases);
+}
+
+int Program::num_phases() const { return recorded_->num_phases(); }
+std::vector<std::string> Program::foreign() const { return recorded_->foreign(); }
+
+mx::array attend_in_program(const mx::array& queries, const mx::array& keys, const mx::array& values, bool appends,
+                            int layer, float scale, int64_t window, const std::optional<mx::array>& sinks) {
+  mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  expect(queries.ndim() == 4 && keys.ndim() == 4 && values.ndim() == 4 && queries.dtype() == mx::float32 &&
+             keys.dtype() == mx::float32 && values.dtype() == mx::float32 && queries.shape(2) == 1 &&
+             keys.shape(0) == queries.shape(0) && keys.shape(3) == queries.shape(3) && keys.shape(2) == 1 &&
+             values.shape(0) == keys.shape(0) && values.shape(1) == keys.shape(1) && values.shape(2) == 1 &&
+             queries.shape(1) % keys.shape(1) == 0 && keys.shape(3) <= kMaxHeadDim && values.shape(3) <= kMaxHeadDim,
+         "queries, keys and values are [rows, heads, 1, dim] and fit each other");
+  std::vector<mx::array> inputs{queries, keys, values};
+  if (sinks) inputs.push_back(dense(wide(*sinks, stream), stream));
+  mx::Shape shape = queries.shape();
+  shape.back() = values.shape(3);
+  auto primitive = std::make_shared<AttendInProgram>(stream, layer, scale, window, appends, sinks.has_value());
+  return mx::array(std::move(shape), mx::float32, std::move(primitive), std::move(inputs));
+}
+
+}  // namespace mlxcel

@@ -1,0 +1,86 @@
+"""A recorded decode step gives the bits of a plain one, for any number of rows and at any position."""
+
+import mlx.core as mx
+import pytest
+
+from engine.forward import Span, SpansForward
+from engine.kernels import leaves, native
+from engine.recorded import NUM_CHECKED
+from tests.engines import Watched
+from tests.tiny import VOCAB_SIZE
+from tests.zoo import zoo_loaded, zoo_model
+
+FAMILIES = ["llama", "gemma3_text", "qwen3_moe", "gpt_oss", "deepseek_v2", "hunyuan", "internlm2", "gemma3n"]
+
+
+@pytest.fixture(autouse=True)
+def _kernels():
+    if isinstance(started := native.start(2), str):
+        pytest.skip(f"kernels: portable ({started})")
+
+
+def forward_of(name: str) -> SpansForward:
+    model = zoo_model(name)
+    leaves.replace(model)
+    forward = Watched(zoo_loaded(model), mode="spans").engine._forward
+    assert isinstance(forward, SpansForward)
+    return forward
+
+
+def steps(forward: SpansForward, lengths: list[int], num_steps: int) -> list[mx.array]:
+    """Logits of some steps of rows with prompts of these lengths."""
+    rows = [forward.open() for _ in lengths]
+    for row, length in zip(rows, lengths, strict=True):
+        prompt = [(7 * i + length) % VOCAB_SIZE for i in range(length)]
+        mx.eval(forward.run([Span(row, prompt, sample=True)]), *row.arrays())
+    logits = []
+    for step in range(num_steps):
+        spans = [
+            Span(row, [(11 * step + length) % VOCAB_SIZE], True) for row, length in zip(rows, lengths, strict=True)
+        ]
+        logits.append(forward.run(spans))
+        mx.eval(logits, *(row.arrays() for row in rows))
+    return logits
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("lengths", [[3], [9, 1, 40]], ids=["one row", "three rows"])
+def test_a_recorded_step_is_a_plain_one(name, lengths):
+    """Longer than the check of the first steps lasts, past windows and a growing storage."""
+    recorded, plain = forward_of(name), forward_of(name)
+    plain._recorded = None
+    num_steps = NUM_CHECKED + 20
+    for one, other in zip(steps(recorded, lengths, num_steps), steps(plain, lengths, num_steps), strict=True):
+        assert mx.array_equal(one, other)
+    assert recorded._recorded is not None
+    assert recorded._recorded.reason is None
+
+
+def test_storage_grows_under_a_recording():
+    recorded, plain = forward_of("llama"), forward_of("llama")
+    plain._recorded = None
+    one, other = steps(recorded, [250], 12), steps(plain, [250], 12)
+    assert all(mx.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_model_that_looks_at_values_runs_unrecorded():
+    forward = forward_of("llama")
+    model, original = forward._model, type(forward._model).__call__
+
+    def call(self, ids, **options):
+        ids.sum().item()
+        return original(self, ids, **options)
+
+    model.__class__ = type("Looking", (type(model),), {"__call__": call})
+    steps(forward, [3], 3)
+    assert "cannot be recorded" in forward._recorded.reason
+
+
+def test_a_recording_that_is_wrong_is_dropped(monkeypatch):
+    forward, plain = forward_of("llama"), forward_of("llama")
+    plain._recorded = None
+    run = native.Recording.run
+    monkeypatch.setattr(native.Recording, "run", lambda *arguments: run(*arguments) + 1)
+    one, other = steps(forward, [5], 4), steps(plain, [5], 4)
+    assert all(mx.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    assert "differs" in forward._recorded.reason

@@ -20,15 +20,15 @@ inline uint64_t spread(uint64_t packed) {
   return (quarters & ends) | (quarters >> bits & ends) << 8;
 }
 
-// `count` halves or floats from element `at` on, as floats: where they lie, or in `to`.
+// `count` halves or floats from element `at` on, as floats: where they lie, or in `to`, which has room for whole vectors.
 inline const float* floats(const void* from, Type type, int64_t at, int64_t count, float* to) {
   if (type == Type::float32) return (const float*)from + at;
   const uint16_t* half = (const uint16_t*)from + at;
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes)
     store(to + i, type == Type::bfloat16 ? of_bfloat16(half + i) : of_float16(half + i));
-  for (; i < count; i++)
-    to[i] = type == Type::bfloat16 ? float_of_bfloat16(half[i]) : float_of_float16(half[i]);
+  int left = int(count - i);
+  if (left) store(to + i, type == Type::bfloat16 ? of_bfloat16_part(half + i, left) : of_float16_part(half + i, left));
   return to;
 }
 
@@ -46,7 +46,7 @@ struct Packed {
     int64_t groups = call.num_inputs / call.group_size, row_bytes = call.num_inputs * bits / 8;
     return {(const uint8_t*)call.weight + column * row_bytes,
             floats(call.scales, call.scale_type, column * groups, count * groups, scratch),
-            floats(call.biases, call.scale_type, column * groups, count * groups, scratch + count * groups),
+            floats(call.biases, call.scale_type, column * groups, count * groups, scratch + count * groups + kLanes),
             count > 1 ? row_bytes : 0, count > 1 ? groups : 0,
             call.group_size == 32 ? 0 : call.group_size == 64 ? 1 : 2};
   }

@@ -65,6 +65,13 @@ inline V of_bfloat16(const uint16_t* from) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 inline V of_float16(const uint16_t* from) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from)); }
+inline V of_bfloat16_part(const uint16_t* from, int count) {
+  __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16((1u << count) - 1, from));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+inline V of_float16_part(const uint16_t* from, int count) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((1u << count) - 1, from));
+}
 
 // 32 weights of 4 bits, the even ones first: a table of the sixteen values is looked up by the low bits of a lane.
 inline void of_nibbles(const uint8_t* from, float scale, float bias, V out[2]) {
@@ -229,6 +236,16 @@ inline void sums(const V v[4], float out[4]) {
 #endif
 
 #if !defined(MLXCEL_AVX512)
+inline V of_bfloat16_part(const uint16_t* from, int count) {
+  uint16_t part[kLanes] = {};
+  std::memcpy(part, from, count * sizeof(uint16_t));
+  return of_bfloat16(part);
+}
+inline V of_float16_part(const uint16_t* from, int count) {
+  uint16_t part[kLanes] = {};
+  std::memcpy(part, from, count * sizeof(uint16_t));
+  return of_float16(part);
+}
 inline V load_part(const float* from, int count) {
   float part[kLanes] = {};
   std::memcpy(part, from, count * sizeof(float));

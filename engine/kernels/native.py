@@ -73,6 +73,26 @@ def linear(
     return product
 
 
+def gather_linear(
+    x: mx.array,
+    weight: mx.array,
+    indices: mx.array,
+    scales: mx.array | None = None,
+    biases: mx.array | None = None,
+    bias: mx.array | None = None,
+    group_size: int = 0,
+    bits: int = 0,
+) -> mx.array:
+    """`linear` of each row with the weight of the expert that was chosen for it: float32 `[..., rows, outputs]`.
+
+    `x` `[..., rows, inputs]`, its leading axes broadcast against whole numbers `indices` `[...]`; `weight`
+    `[experts, outputs, inputs]`, packed where `bits` says so, `bias` `[experts, outputs]`. Where an index names no
+    expert, the output is not a number. Raises ValueError where shapes or types do not fit.
+    """
+    product: mx.array = mlxcel_native.gather_linear(x, weight, indices, scales, biases, bias, group_size, bits)
+    return product
+
+
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """Each last axis of `x` over the root of its mean square, times `weight`: float32."""
     normed: mx.array = mlxcel_native.rms_norm(x, weight, eps)
@@ -135,7 +155,7 @@ def self_test() -> None:
     x = mx.array((np.arange(7 * 64).reshape(7, 64) * 5 % 9 - 4).astype(np.float32))
     expected = np.array(x) @ weight.T
     packed = (weight.reshape(5, 8, 8) << 4 * np.arange(8)).sum(axis=-1).astype(np.uint32)
-    ones = mx.ones((5, 2))
+    ones, both = mx.ones((5, 2)), mx.ones((2, 5, 2))
     for rows in (1, 7):
         for product in (
             linear(x[:rows], mx.array(weight.astype(np.float32))),
@@ -143,6 +163,11 @@ def self_test() -> None:
             linear(x[:rows], mx.array(packed), ones, mx.zeros_like(ones), None, 32, 4),
         ):
             assert np.array_equal(np.array(product), expected[:rows]), "a product of whole numbers is wrong"
+        experts, places = mx.array(np.stack([packed, packed[::-1]])), mx.array([[1, 0]] * rows)
+        gathered = gather_linear(x[:rows, None, None], experts, places, both, mx.zeros_like(both), None, 32, 4)
+        assert np.array_equal(
+            np.array(gathered[:, :, 0]), np.stack([expected[:rows, ::-1], expected[:rows]], axis=1)
+        ), "a product of whole numbers with an expert is wrong"
     attended = mx.fast.scaled_dot_product_attention(*[x[None, None]] * 3, scale=0.1, mask="causal")
     turned = mx.fast.rope(x[None], 32, traditional=False, base=1e4, scale=1.0, offset=3)
     for said, mine, plain in (

@@ -132,9 +132,9 @@ def _place_weights(model: Any, place: Placement) -> str:
 def _place_for_kernels(model: Any, place: Placement) -> str:
     """Hand the model's leaves to the compiled kernels, packed and half-precision weights as they are.
 
-    What remains is for MLX's CPU operations and turned to float32, packed layers where they fit.
+    What remains is for MLX's CPU operations and turned to float32, packed layers where there is room.
     """
-    bits, has_unfit, expands = _bits(place.packed.values()), bool(place.unfit), place.expands
+    bits, modes, expands = _bits(place.packed.values()), _modes(place.unfit.values()), place.expands
     hold_room(place.least_bytes, place.free_bytes)
     if expands:
         _expand(model, place.unfit)
@@ -146,8 +146,9 @@ def _place_for_kernels(model: Any, place: Placement) -> str:
     leaves.lay_together(model)
     kind = f"{bits}-bit" if bits else _dtype_names(model)
     said = f"weights: {kind} ({human_bytes(parameter_bytes(model))}), activations float32"
-    if has_unfit:
-        said += ", experts expanded to float32" if expands else ", experts packed, slow: they do not fit expanded"
+    if modes:
+        said += f", {modes} layers "
+        said += "expanded to float32" if expands else "packed, slow: they do not fit expanded"
     return said
 
 
@@ -171,6 +172,10 @@ def hold_room(needed_bytes: int, free_bytes: int) -> None:
 
 def _bits(packed: Iterable[Any]) -> str:
     return "- and ".join(str(width) for width in sorted({module.bits for module in packed}))
+
+
+def _modes(packed: Iterable[Any]) -> str:
+    return " and ".join(sorted({module.mode for module in packed}))
 
 
 def _widen(model: Any, place: Placement) -> str:

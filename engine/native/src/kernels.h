@@ -15,7 +15,7 @@ constexpr int64_t kBlock = 32;
 
 struct Linear {
   const float* x;  // [num_rows, row_stride], a block's even elements first where bits is 4
-  float* y;        // [num_rows, num_columns]
+  float* y;        // [num_rows, num_columns], or as `places` says
   int64_t num_rows, row_stride;
   int64_t num_inputs, num_columns;
 
@@ -29,6 +29,8 @@ struct Linear {
   int64_t group_size;
 
   const float* bias;  // [num_columns], or null
+
+  const int64_t* places;  // [num_rows], the row of y that each row's output is, or null: its own
 
   int64_t num_blocks() const { return (num_inputs + kBlock - 1) / kBlock; }
 };

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "attend.h"
+#include "gather.h"
 #include "levels.h"
 #include "linear.h"
 #include "memory.h"
@@ -24,6 +25,9 @@ NB_MODULE(mlxcel_native, m) {
   m.def("linear", &mlxcel::linear, "x"_a, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bias"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
         "x·Wᵀ (+ bias) in float32; bits 0: the weight is of a float type, else packed in MLX's affine layout.");
+  m.def("gather_linear", &mlxcel::gather_linear, "x"_a, "weight"_a, "indices"_a, "scales"_a = nb::none(),
+        "biases"_a = nb::none(), "bias"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
+        "As linear, each row with the weight of the expert that indices name.");
   m.def("rms_norm", &mlxcel::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
   m.def("rope", &mlxcel::rope, "x"_a, "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "offset"_a,
         "freqs"_a = nb::none(), "As mx.fast.rope, its offset an array.");

@@ -1,0 +1,45 @@
+// What products with weights share: weights checked and as the kernels read them, rows laid out, columns cut into tasks.
+#pragma once
+
+#include <optional>
+
+#include "arrays.h"
+#include "pool.h"
+
+namespace mlxcel {
+
+// How a product's weights are kept; `bits` 0: of a float type.
+struct Packing {
+  int group_size, bits;
+  bool has_bias;
+  bool operator==(const Packing&) const = default;
+};
+
+// Appends `weight` [..., outputs, inputs], `scales`, `biases` and `bias` [..., outputs], as far as they are given, to a
+// primitive's inputs. Throws std::invalid_argument where they do not fit each other or rows of `num_inputs`.
+void append_weight(std::vector<mx::array>& to, int num_inputs, const mx::array& weight,
+                   const std::optional<mx::array>& scales, const std::optional<mx::array>& biases,
+                   const std::optional<mx::array>& bias, int group_size, int bits, mx::Stream stream);
+
+// The product with the weight that begins at inputs[at]; its rows, x and y, are left open.
+Linear product_of(const std::vector<mx::array>& inputs, size_t at, const Packing& how);
+
+// How many columns of the product one thread takes at a time; `num_weights` products like it share the threads.
+int64_t columns_per_task(const Linear& call, int64_t num_weights = 1);
+
+// `count` floats of this thread's own beside its scratch, until it asks again.
+float* rows_memory(int64_t count);
+
+// `count` rows as the kernels read them, the i-th of them row from(i).
+template <class From>
+const float* lay_out(const Rows& rows, int64_t count, const Linear& call, const From& from) {
+  int64_t stride = call.num_blocks() * kBlock, per_task = std::max<int64_t>(1, 64 * 1024 / stride);
+  float* to = rows_memory(count * stride);
+  share((count + per_task - 1) / per_task, [&](int64_t task) {
+    int64_t last = std::min(count, (task + 1) * per_task);
+    for (int64_t i = task * per_task; i < last; i++) rows.lay_out(from(i), stride, call.bits == 4, to + i * stride);
+  });
+  return to;
+}
+
+}  // namespace mlxcel

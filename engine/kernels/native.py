@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -99,6 +99,12 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     return normed
 
 
+def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
+    """Each last axis of `x` less its mean, over its standard deviation, times `weight` plus `bias`: float32."""
+    normed: mx.array = mlxcel_native.layer_norm(x, weight, bias, eps)
+    return normed
+
+
 def rope(
     x: mx.array,
     dims: int,
@@ -117,6 +123,20 @@ def rope(
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """gate * sigmoid(gate) * x, of one shape: float32."""
     product: mx.array = mlxcel_native.swiglu(gate, x)
+    return product
+
+
+def gelu(
+    gate: mx.array, approximation: Literal["none", "tanh", "sigmoid"] = "none", x: mx.array | None = None
+) -> mx.array:
+    """GELU of each value, exact or approximated, times that of `x` where it is given: float32."""
+    product: mx.array = mlxcel_native.gelu(gate, approximation, x)
+    return product
+
+
+def clipped_swiglu(gate: mx.array, x: mx.array, slope: float, limit: float) -> mx.array:
+    """gate * sigmoid(slope * gate) * (x + 1), the gate at most `limit` and x between -limit and limit: float32."""
+    product: mx.array = mlxcel_native.clipped_swiglu(gate, x, slope, limit)
     return product
 
 
@@ -172,6 +192,8 @@ def self_test() -> None:
     turned = mx.fast.rope(x[None], 32, traditional=False, base=1e4, scale=1.0, offset=3)
     for said, mine, plain in (
         ("RMSNorm", rms_norm(x, None, 1e-5), mx.fast.rms_norm(x, None, 1e-5)),
+        ("LayerNorm", layer_norm(x, x[0], x[1], 1e-5), mx.fast.layer_norm(x, x[0], x[1], 1e-5)),
+        ("GELU", gelu(x), x * (1 + mx.erf(x * math.sqrt(0.5))) / 2),
         ("SwiGLU", swiglu(x, x), x * mx.sigmoid(x) * x),
         ("the rotary embedding", rope(x[None], 32, False, 1e4, 1.0, 3), turned),
         ("attention", _attended(x), attended),

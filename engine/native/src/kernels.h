@@ -56,6 +56,20 @@ struct Attention {
 
 constexpr int64_t kMaxHeadDim = 512;
 
+// What is done to each value v, and to a second one w where there is one.
+enum class Activation {
+  gelu,              // v times the normal distribution's integral up to v
+  gelu_tanh,         // its approximation by a hyperbolic tangent
+  gelu_sigmoid,      // v * sigmoid(1.702 v)
+  clipped_swiglu,    // c * sigmoid(slope c) * (w between -limit and limit, plus 1), c being v, limit at most
+};
+
+struct Activate {
+  Activation kind;
+  float slope, limit;  // of clipped_swiglu
+  bool operator==(const Activate&) const = default;
+};
+
 struct Level {
   const char* name;
   // Columns [first, last) of the product. `scratch` holds scratch_floats(call).
@@ -66,6 +80,11 @@ struct Level {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t rows, int64_t length, float* y);
   // gate * sigmoid(gate) * x
   void (*swiglu)(const float* gate, const float* x, int64_t length, float* y);
+  // Rows of `length` less their mean, over their standard deviation, times `weight` and plus `bias` where they are.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t rows, int64_t length,
+                     float* y);
+  // `how` of each value of `gate`, times x where there is one.
+  void (*activate)(const Activate& how, const float* gate, const float* x, int64_t length, float* y);
 };
 
 constexpr int64_t kPanelColumns = 32;

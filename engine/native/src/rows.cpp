@@ -53,6 +53,39 @@ class RmsNorm : public Shaped {
   float eps_;
 };
 
+class LayerNorm : public Shaped {
+ public:
+  LayerNorm(mx::Stream stream, float eps, bool has_weight, bool has_bias)
+      : Shaped(stream), eps_(eps), has_weight_(has_weight), has_bias_(has_bias) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    float* y = allocate(outputs[0]);
+    const float* weight = has_weight_ ? inputs[1].data<float>() : nullptr;
+    const float* bias = has_bias_ ? inputs.back().data<float>() : nullptr;
+    dispatch([x = Rows(inputs[0]), weight, bias, y, eps = eps_] {
+      share_rows(x.count, x.length, [&](int64_t first, int64_t last) {
+        if (x.dense)
+          return level().layer_norm(x.at(first), weight, bias, eps, last - first, x.length, y + first * x.length);
+        float* line = scratch(x.length);
+        for (int64_t row = first; row < last; row++) {
+          x.lay_out(row, x.length, false, line);
+          level().layer_norm(line, weight, bias, eps, 1, x.length, y + row * x.length);
+        }
+      });
+    });
+  }
+
+  const char* name() const override { return "MlxcelLayerNorm"; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    auto& same = static_cast<const LayerNorm&>(other);
+    return same.eps_ == eps_ && same.has_weight_ == has_weight_ && same.has_bias_ == has_bias_;
+  }
+
+ private:
+  float eps_;
+  bool has_weight_, has_bias_;
+};
+
 struct Rotation {
   int dims;
   bool traditional, has_freqs;
@@ -124,29 +157,66 @@ class Rope : public Shaped {
   Rotation how_;
 };
 
+// Calls work(gate, x, length, y) for rows of both that lie densely, or of the first alone.
+template <class Work>
+void each_row(const Rows& gate, const std::optional<Rows>& x, float* y, const Work& work) {
+  int64_t length = gate.length;
+  share_rows(gate.count, length, [&](int64_t first, int64_t last) {
+    if (gate.dense && (!x || x->dense))
+      return work(gate.at(first), x ? x->at(first) : nullptr, (last - first) * length, y + first * length);
+    float* line = scratch(2 * length);
+    for (int64_t row = first; row < last; row++) {
+      gate.lay_out(row, length, false, line);
+      if (x) x->lay_out(row, length, false, line + length);
+      work(line, x ? line + length : nullptr, length, y + row * length);
+    }
+  });
+}
+
 class SwiGlu : public Shaped {
  public:
   using Shaped::Shaped;
 
   void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
     float* y = allocate(outputs[0]);
-    dispatch([gate = Rows(inputs[0]), x = Rows(inputs[1]), y] {
-      share_rows(x.count, x.length, [&](int64_t first, int64_t last) {
-        if (x.dense && gate.dense)
-          return level().swiglu(gate.at(first), x.at(first), (last - first) * x.length, y + first * x.length);
-        float* line = scratch(2 * x.length);
-        for (int64_t row = first; row < last; row++) {
-          gate.lay_out(row, x.length, false, line);
-          x.lay_out(row, x.length, false, line + x.length);
-          level().swiglu(line, line + x.length, x.length, y + row * x.length);
-        }
-      });
-    });
+    dispatch([gate = Rows(inputs[0]), x = std::optional(Rows(inputs[1])), y] { each_row(gate, x, y, level().swiglu); });
   }
 
   const char* name() const override { return "MlxcelSwiGlu"; }
   bool is_equivalent(const mx::Primitive&) const override { return true; }
 };
+
+class ActivatePrimitive : public Shaped {
+ public:
+  ActivatePrimitive(mx::Stream stream, Activate how) : Shaped(stream), how_(how) {}
+
+  void eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) override {
+    float* y = allocate(outputs[0]);
+    std::optional<Rows> x;
+    if (inputs.size() > 1) x.emplace(inputs[1]);
+    dispatch([gate = Rows(inputs[0]), x, y, how = how_] {
+      each_row(gate, x, y, [&](const float* gate, const float* x, int64_t length, float* y) {
+        level().activate(how, gate, x, length, y);
+      });
+    });
+  }
+
+  const char* name() const override { return "MlxcelActivate"; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return static_cast<const ActivatePrimitive&>(other).how_ == how_;
+  }
+
+ private:
+  Activate how_;
+};
+
+mx::array activate(const mx::array& gate, const std::optional<mx::array>& x, Activate how) {
+  mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  expect(gate.ndim() >= 1 && (!x || x->shape() == gate.shape()), "activations take rows, two arrays of one shape");
+  std::vector<mx::array> inputs{wide(gate, stream)};
+  if (x) inputs.push_back(wide(*x, stream));
+  return mx::array(gate.shape(), mx::float32, std::make_shared<ActivatePrimitive>(stream, how), std::move(inputs));
+}
 
 }  // namespace
 
@@ -159,6 +229,20 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
     inputs.push_back(dense(wide(*weight, stream), stream));
   }
   return mx::array(x.shape(), mx::float32, std::make_shared<RmsNorm>(stream, eps), std::move(inputs));
+}
+
+mx::array layer_norm(const mx::array& x, const std::optional<mx::array>& weight, const std::optional<mx::array>& bias,
+                     float eps) {
+  mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  expect(x.ndim() >= 1, "layer_norm takes rows");
+  std::vector<mx::array> inputs{wide(x, stream)};
+  for (const std::optional<mx::array>* each : {&weight, &bias}) {
+    if (!*each) continue;
+    expect((*each)->shape() == mx::Shape({x.shape(-1)}), "layer_norm takes one weight and bias for each value of a row");
+    inputs.push_back(dense(wide(**each, stream), stream));
+  }
+  auto primitive = std::make_shared<LayerNorm>(stream, eps, weight.has_value(), bias.has_value());
+  return mx::array(x.shape(), mx::float32, std::move(primitive), std::move(inputs));
 }
 
 mx::array rope(const mx::array& x, int dims, bool traditional, std::optional<float> base, float scale,
@@ -182,6 +266,19 @@ mx::array swiglu(const mx::array& gate, const mx::array& x) {
   expect(x.ndim() >= 1 && gate.shape() == x.shape(), "swiglu takes two arrays of one shape");
   return mx::array(x.shape(), mx::float32, std::make_shared<SwiGlu>(stream),
                    std::vector<mx::array>{wide(gate, stream), wide(x, stream)});
+}
+
+mx::array gelu(const mx::array& gate, const std::string& approximation, const std::optional<mx::array>& x) {
+  expect(approximation == "none" || approximation == "tanh" || approximation == "sigmoid",
+         "gelu is approximated by none, tanh or sigmoid");
+  Activation kind = approximation == "none"   ? Activation::gelu
+                    : approximation == "tanh" ? Activation::gelu_tanh
+                                              : Activation::gelu_sigmoid;
+  return activate(gate, x, {kind, 0, 0});
+}
+
+mx::array clipped_swiglu(const mx::array& gate, const mx::array& x, float slope, float limit) {
+  return activate(gate, x, {Activation::clipped_swiglu, slope, limit});
 }
 
 }  // namespace mlxcel

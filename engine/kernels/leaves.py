@@ -1,7 +1,8 @@
 """The leaves of an unmodified mlx-lm model, run by the compiled kernels.
 
 A leaf's class is replaced by a subclass of it when the model is loaded; its names and weights stay what they are,
-and its outputs are float32. Which leaves: linear layers and embeddings, plain or packed in the affine layout.
+and its outputs are float32. Which leaves: linear layers, embeddings and layers of experts, plain or packed in the
+affine layout.
 """
 
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ import mlx.core as mx
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from engine.kernels import functions, native
 
@@ -57,11 +59,28 @@ class CompiledQuantizedEmbedding(QuantizedEmbedding):  # type: ignore[misc]
         return native.linear(x, self["weight"], self["scales"], self["biases"], None, self.group_size, self.bits)
 
 
+class CompiledSwitchLinear(SwitchLinear):  # type: ignore[misc]
+    """y = x·Wᵀ + b, W and b those of the expert that `indices` name."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        return native.gather_linear(x, self["weight"], indices, None, None, self.get("bias"))
+
+
+class CompiledQuantizedSwitchLinear(QuantizedSwitchLinear):  # type: ignore[misc]
+    """y = x·Wᵀ + b, W and b those of the expert that `indices` name, W packed."""
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        packed = self["scales"], self["biases"], self.get("bias"), self.group_size, self.bits
+        return native.gather_linear(x, self["weight"], indices, *packed)
+
+
 COMPILED: dict[type, type] = {
     Linear: CompiledLinear,
     Embedding: CompiledEmbedding,
     QuantizedLinear: CompiledQuantizedLinear,
     QuantizedEmbedding: CompiledQuantizedEmbedding,
+    SwitchLinear: CompiledSwitchLinear,
+    QuantizedSwitchLinear: CompiledQuantizedSwitchLinear,
 }
 
 
@@ -109,7 +128,7 @@ def fits(module: Any) -> bool:
     """Whether the kernels can run `module`, one of the kinds above, with the weights that it has."""
     if type(module) not in COMPILED:
         return False
-    if isinstance(module, (QuantizedLinear, QuantizedEmbedding)):
+    if isinstance(module, (QuantizedLinear, QuantizedEmbedding, QuantizedSwitchLinear)):
         return (
             module.mode == "affine"
             and module.bits in BITS
@@ -117,4 +136,5 @@ def fits(module: Any) -> bool:
             and module.scales.dtype in FLOATS
             and module.get("global_scale") is None
         )
-    return module.weight.dtype in FLOATS and module.weight.ndim == 2
+    num_axes = 3 if isinstance(module, SwitchLinear) else 2
+    return module.weight.dtype in FLOATS and module.weight.ndim == num_axes

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import numpy as np
@@ -86,9 +86,35 @@ def embed(
     return rows
 
 
+def gather_linear(
+    x: mx.array,
+    weight: mx.array,
+    indices: mx.array,
+    scales: mx.array | None = None,
+    biases: mx.array | None = None,
+    bias: mx.array | None = None,
+    group_size: int = 0,
+    bits: int = 0,
+) -> mx.array:
+    """`linear` of each row with the weight of the expert that was chosen for it: float32 `[..., rows, outputs]`.
+
+    `x` `[..., rows, inputs]`, its leading axes broadcast against whole numbers `indices` `[...]`; `weight`
+    `[experts, outputs, inputs]`, packed where `bits` says so, `bias` `[experts, outputs]`. Where an index names no
+    expert, the output is not a number. Raises ValueError where shapes or types do not fit.
+    """
+    product: mx.array = mlxcel_native.gather_linear(x, weight, indices, scales, biases, bias, group_size, bits)
+    return product
+
+
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
     """Each last axis of `x` over the root of its mean square, times `weight`: float32."""
     normed: mx.array = mlxcel_native.rms_norm(x, weight, eps)
+    return normed
+
+
+def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
+    """Each last axis of `x` less its mean, over its standard deviation, times `weight` plus `bias`: float32."""
+    normed: mx.array = mlxcel_native.layer_norm(x, weight, bias, eps)
     return normed
 
 
@@ -110,6 +136,20 @@ def rope(
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:
     """gate * sigmoid(gate) * x, of one shape: float32."""
     product: mx.array = mlxcel_native.swiglu(gate, x)
+    return product
+
+
+def gelu(
+    gate: mx.array, approximation: Literal["none", "tanh", "sigmoid"] = "none", x: mx.array | None = None
+) -> mx.array:
+    """GELU of each value, exact or approximated, times that of `x` where it is given: float32."""
+    product: mx.array = mlxcel_native.gelu(gate, approximation, x)
+    return product
+
+
+def clipped_swiglu(gate: mx.array, x: mx.array, slope: float, limit: float) -> mx.array:
+    """gate * sigmoid(slope * gate) * (x + 1), the gate at most `limit` and x between -limit and limit: float32."""
+    product: mx.array = mlxcel_native.clipped_swiglu(gate, x, slope, limit)
     return product
 
 
@@ -198,7 +238,7 @@ def self_test() -> None:
     x = mx.array((np.arange(7 * 64).reshape(7, 64) * 5 % 9 - 4).astype(np.float32))
     expected = np.array(x) @ weight.T
     packed = (weight.reshape(5, 8, 8) << 4 * np.arange(8)).sum(axis=-1).astype(np.uint32)
-    ones = mx.ones((5, 2))
+    ones, both = mx.ones((5, 2)), mx.ones((2, 5, 2))
     for rows in (1, 7):
         for product in (
             linear(x[:rows], mx.array(weight.astype(np.float32))),
@@ -206,10 +246,17 @@ def self_test() -> None:
             linear(x[:rows], mx.array(packed), ones, mx.zeros_like(ones), None, 32, 4),
         ):
             assert np.array_equal(np.array(product), expected[:rows]), "a product of whole numbers is wrong"
+        experts, places = mx.array(np.stack([packed, packed[::-1]])), mx.array([[1, 0]] * rows)
+        gathered = gather_linear(x[:rows, None, None], experts, places, both, mx.zeros_like(both), None, 32, 4)
+        assert np.array_equal(
+            np.array(gathered[:, :, 0]), np.stack([expected[:rows, ::-1], expected[:rows]], axis=1)
+        ), "a product of whole numbers with an expert is wrong"
     attended = mx.fast.scaled_dot_product_attention(*[x[None, None]] * 3, scale=0.1, mask="causal")
     turned = mx.fast.rope(x[None], 32, traditional=False, base=1e4, scale=1.0, offset=3)
     for said, mine, plain in (
         ("RMSNorm", rms_norm(x, None, 1e-5), mx.fast.rms_norm(x, None, 1e-5)),
+        ("LayerNorm", layer_norm(x, x[0], x[1], 1e-5), mx.fast.layer_norm(x, x[0], x[1], 1e-5)),
+        ("GELU", gelu(x), x * (1 + mx.erf(x * math.sqrt(0.5))) / 2),
         ("SwiGLU", swiglu(x, x), x * mx.sigmoid(x) * x),
         ("the rotary embedding", rope(x[None], 32, False, 1e4, 1.0, 3), turned),
         ("attention", _attended(x), attended),

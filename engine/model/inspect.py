@@ -17,7 +17,8 @@ from engine.cache.adapter import SequenceStorage
 from engine.cache.rows import GROWTH_TOKENS
 from engine.errors import UnsupportedModel
 from engine.kernels import native
-from engine.model.load import LoadedModel, Placement, load, placement
+from engine.model.load import LoadedModel, load
+from engine.model.placement import Placement, placement
 from engine.model.store import TOKENIZER_FILES, default_home
 from engine.plan import ALONE_MAX_TOKENS
 from engine.probe import Verdicts

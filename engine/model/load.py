@@ -1,27 +1,23 @@
 """A checkpoint folder into a model that is ready to run: weights evaluated, tokenizer, bounds and defaults.
 
-Runs on the thread that owns MLX. It decides how weights lie in memory and what ends an answer; it fetches nothing,
-and it runs no Python out of a checkpoint unless it was told that it may.
+Runs on the thread that owns MLX. It decides what ends an answer; it fetches nothing, and it runs no Python out of
+a checkpoint unless it was told that it may. How weights lie in memory is `placement`'s to say.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import mlx.core as mx
-from mlx.nn.layers.embedding import Embedding
-from mlx.nn.layers.linear import Linear
-from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
-from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx.utils import tree_unflatten
 from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 
 from engine.config import EngineConfig, setting_of
 from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
-from engine.kernels import leaves
-from engine.model.memory import available_bytes, human_bytes
+from engine.model.memory import available_bytes
+from engine.model.placement import hold_room, parameter_bytes, place
 from engine.model.store import check_complete, read_json
 from engine.request import Sampling
 
@@ -30,7 +26,6 @@ CONTEXT_FIELDS = (
     "max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len", "max_sequence_length",
     "model_max_length", "max_seq_length",
 )  # fmt: skip
-EXPANDED_SHARE = 0.75
 NEUTRAL = Sampling(temperature=1.0)
 ANSWER = "mlxcel"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
@@ -88,10 +83,10 @@ def load(
         _replace_template(tokenizer, chat_template)
     notes = []
     if adapter is not None and compiled:
-        _hold_room(_parameter_bytes(model), available_bytes())
+        hold_room(parameter_bytes(model), available_bytes())
         notes.append(_apply_adapter(model, adapter))
     if not lazy:
-        notes.insert(0, _place_for_kernels(model) if compiled else _place_weights(model))
+        notes.insert(0, place(model, compiled=compiled))
     if adapter is not None and not compiled:
         notes.append(_apply_adapter(model, adapter))
     context_length = _context_length(config)
@@ -105,7 +100,7 @@ def load(
         vocab_size=_vocab_size(config, model, tokenizer),
         eos_token_ids=_eos_token_ids(written, generation, tokenizer),
         sampling=_sampling(generation),
-        weight_bytes=_parameter_bytes(model),
+        weight_bytes=parameter_bytes(model),
         notes=tuple(notes),
     )
 
@@ -169,187 +164,6 @@ def _replace_template(tokenizer: Any, file: Path) -> None:
     tokenizer.has_chat_template = True
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """How a model's weights will lie in memory. `packed` are its quantized layers by name.
-
-    On a CPU the layers that nothing multiplies fast as they are (`unfit`; without the compiled kernels all of the
-    packed ones) are expanded to float32 where that leaves room for what else is needed. `half_experts`: expert
-    layers in half precision, which MLX's CPU backend cannot multiply at all.
-    """
-
-    packed: dict[str, Any]
-    unfit: dict[str, Any]
-    half_experts: bool
-    slow: bool
-    compiled: bool
-    num_parameters: int
-    free_bytes: int
-    stored_bytes: int
-    expanded_bytes: int
-
-    @property
-    def expands(self) -> bool:
-        return bool(self.unfit) and self.slow and self.expanded_bytes <= EXPANDED_SHARE * self.free_bytes
-
-    @property
-    def widens(self) -> bool:
-        return self.half_experts and self.slow and not self.packed
-
-    @property
-    def in_float32(self) -> bool:
-        """Whether activations, and so keys and values, are float32 whatever the weights are."""
-        return self.expands or self.widens or self.compiled
-
-    @property
-    def num_bytes(self) -> int:
-        return self.expanded_bytes if self.expands or self.widens else self.stored_bytes
-
-
-def placement(model: Any, *, compiled: bool = False) -> Placement:
-    """How the weights of `model`, evaluated or not, will lie in memory, with the `compiled` kernels or without."""
-    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
-    unfit = {name: module for name, module in packed.items() if not (compiled and leaves.fits(module))}
-    stored_bytes, all_in_float32 = _parameter_bytes(model), _expanded_bytes(model, packed)
-    grown = sum(4 * m.weight.size * 32 // m.bits - _parameter_bytes(m) for m in unfit.values())
-    return Placement(
-        packed=packed,
-        unfit=unfit,
-        half_experts=any(type(m) is SwitchLinear and m.weight.dtype != mx.float32 for m in model.modules()),
-        slow=mx.default_device() == mx.Device(mx.cpu),
-        compiled=compiled,
-        num_parameters=all_in_float32 // 4,
-        free_bytes=available_bytes(),
-        stored_bytes=stored_bytes,
-        expanded_bytes=stored_bytes + grown if compiled and packed else all_in_float32,
-    )
-
-
-def _place_weights(model: Any) -> str:
-    """Evaluate the weights, expanded where no quantized kernel runs and they fit; return the line that says so.
-
-    Too large an allocation on a CPU kills the process, so ModelError is raised before it is tried.
-    """
-    place = placement(model)
-    packed, slow, free_bytes = place.packed, place.slow, place.free_bytes
-    if slow:
-        _hold_room(place.stored_bytes, free_bytes)
-    if not packed:
-        said = _widen(model, place) if place.widens else ""
-        mx.eval(model.parameters())
-        return f"weights: {_dtype_names(model)} ({human_bytes(_parameter_bytes(model))}){said}"
-    bits = _bits(packed.values())
-    if place.expands:
-        _expand(model, packed)
-        model.set_dtype(mx.float32)
-        mx.eval(model.parameters())
-        size = human_bytes(_parameter_bytes(model))
-        return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
-    mx.eval(model.parameters())
-    said = f"weights: {bits}-bit ({human_bytes(_parameter_bytes(model))})"
-    if slow:
-        said += f", slow: float32 would take {human_bytes(place.expanded_bytes)} of {human_bytes(free_bytes)} free"
-    return said
-
-
-def _place_for_kernels(model: Any) -> str:
-    """Hand the model's leaves to the compiled kernels, packed and half-precision weights as they are.
-
-    What remains is for MLX's CPU operations and turned to float32, packed experts where they fit. Raises
-    ModelError where memory is too short.
-    """
-    place = placement(model, compiled=True)
-    bits, packed = _bits(place.packed.values()), place.unfit
-    free_bytes, loaded_bytes = place.free_bytes, place.stored_bytes
-    leaves.replace(model)
-    rest = [module for module in model.modules() if not leaves.is_compiled(module)]
-    arrays = [array for module in rest for array in _own_floats(module).values()]
-    widened_bytes = sum(4 * array.size - array.nbytes for array in arrays)
-    expanded_bytes = (
-        loaded_bytes
-        + widened_bytes
-        + sum(4 * module.weight.size * 32 // module.bits for module in packed.values())
-    )
-    has_packed = bool(packed)
-    expands = has_packed and expanded_bytes <= EXPANDED_SHARE * free_bytes
-    _hold_room(loaded_bytes + widened_bytes, free_bytes)
-    if expands:
-        _expand(model, packed)
-    for module in model.modules():
-        if not leaves.is_compiled(module) and type(module) not in _UNPACKED:
-            module.update({name: array.astype(mx.float32) for name, array in _own_floats(module).items()})
-    mx.eval(model.parameters())
-    leaves.lay_together(model)
-    kind = f"{bits}-bit" if bits else _dtype_names(model)
-    said = f"weights: {kind} ({human_bytes(_parameter_bytes(model))}), activations float32"
-    if has_packed:
-        said += ", experts expanded to float32" if expands else ", experts packed, slow: they do not fit expanded"
-    return said
-
-
-def _own_floats(module: Any) -> dict[str, mx.array]:
-    """The parameters that are the module's own, not its parts', and not whole numbers."""
-    return {
-        name: value
-        for name, value in module.items()
-        if isinstance(value, mx.array) and not name.startswith("_") and mx.issubdtype(value.dtype, mx.floating)
-    }
-
-
-def _hold_room(needed_bytes: int, free_bytes: int) -> None:
-    if needed_bytes > free_bytes:
-        raise ModelError(
-            f"the weights take {human_bytes(needed_bytes)} and {human_bytes(free_bytes)} of memory are free",
-            hint="choose a smaller model, or the same one with fewer bits",
-        )
-
-
-def _bits(packed: Iterable[Any]) -> str:
-    return "- and ".join(str(width) for width in sorted({module.bits for module in packed}))
-
-
-def _widen(model: Any, place: Placement) -> str:
-    """Turn every weight to float32: MLX's CPU backend multiplies experts in no other type. Returns the note."""
-    if place.expanded_bytes > EXPANDED_SHARE * place.free_bytes:
-        raise ModelError(
-            f"experts run in float32 alone on a CPU, where the weights take {human_bytes(place.expanded_bytes)} "
-            f"and {human_bytes(place.free_bytes)} of memory are free",
-            hint="choose a smaller model, or a quantized one",
-        )
-    model.set_dtype(mx.float32)
-    return ", widened: a CPU multiplies experts in float32 alone"
-
-
-def _expand(model: Any, packed: dict[str, Any]) -> None:
-    """Replace every packed layer by a float32 one, evaluated alone so that its packed form is freed at once."""
-    for name in list(packed):
-        module = packed.pop(name)
-        layer = _UNPACKED[type(module)]()
-        layer.weight = _expanded_weight(module)
-        if "bias" in module:
-            layer.bias = module.bias
-        mx.eval(layer.parameters())
-        model.update_modules(tree_unflatten([(name, layer)]))
-    model.eval()
-
-
-def _expanded_weight(module: Any) -> mx.array:
-    """The values that the packed weight stands for: scales are widened first, so nothing is rounded to half."""
-    scales, biases = module.scales, module.get("biases")
-    if module.mode == "affine":
-        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-    return mx.dequantize(
-        module.weight,
-        scales,
-        biases,
-        group_size=module.group_size,
-        bits=module.bits,
-        mode=module.mode,
-        global_scale=module.get("global_scale"),
-        dtype=mx.float32,
-    )
-
-
 def _apply_adapter(model: Any, folder: Path) -> str:
     """Put the adapter's layers into the model and evaluate it; return the line that says so.
 
@@ -391,35 +205,6 @@ def _apply_adapter(model: Any, folder: Path) -> str:
     mx.eval(model.parameters())
     how = "added into the weights" if fused == len(layers) else "beside the weights"
     return f"adapter: {folder}, {len(layers)} layers {how}" if layers else f"adapter: {folder}, whole weights"
-
-
-_UNPACKED: dict[type, Callable[[], Any]] = {
-    QuantizedLinear: lambda: Linear(1, 1, bias=False),
-    QuantizedEmbedding: lambda: Embedding(1, 1),
-    QuantizedSwitchLinear: lambda: SwitchLinear(1, 1, 1, bias=False),
-}
-
-
-def _expanded_bytes(model: Any, packed: dict[str, Any]) -> int:
-    """What the weights take once everything is float32."""
-    plain: int = sum(array.size for array in _arrays(model))
-    for module in packed.values():
-        plain += module.weight.size * 32 // module.bits - sum(array.size for array in _arrays(module))
-    return 4 * plain
-
-
-def _arrays(model: Any) -> list[mx.array]:
-    flat: Any = tree_flatten(model.parameters())
-    return [array for _, array in flat]
-
-
-def _parameter_bytes(model: Any) -> int:
-    return sum(array.nbytes for array in _arrays(model))
-
-
-def _dtype_names(model: Any) -> str:
-    names = {str(array.dtype).removeprefix("mlx.core.") for array in _arrays(model)}
-    return " and ".join(sorted(names))
 
 
 def _text_config(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from engine.kernels import portable
@@ -134,6 +135,8 @@ def write_zoo(folder: Path, name: str) -> Path:
     weights = dict(tree_flatten(zoo_model(name).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     said = {key: value for key, value in zoo_config(name).items() if value is not None}
+    if bits := ZOO[name].bits:
+        said |= {"quantization": {"group_size": 32, "bits": bits}}
     (folder / "config.json").write_text(json.dumps(said | {"eos_token_id": END_OF_TURN}))
     write_tokenizer(folder)
     return folder
@@ -151,9 +154,15 @@ def zoo_model(name: str, *, seed: int = 0, **overrides: Any) -> Any:
         for number, (path, array) in enumerate(tree_flatten(model.parameters()))
     ]
     model.update(tree_unflatten(noisy))
+    if bits := ZOO[name].bits:
+        nn.quantize(model, group_size=32, bits=bits, class_predicate=_has_rows_of_whole_groups)
     model.eval()
     mx.eval(model.parameters())
     return model
+
+
+def _has_rows_of_whole_groups(_: str, module: Any) -> bool:
+    return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
 
 
 def _with_noise(array: mx.array, key: mx.array) -> mx.array:

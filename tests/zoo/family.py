@@ -35,7 +35,8 @@ DYNAMIC = Cut("the rotary base follows the last position of a piece", None)
 class Family:
     """`config` beyond what all share, and the `mode` in which the probe finds that the family can be run.
 
-    `cut` is for a family where a prompt cut into pieces gives other bits than the whole.
+    `cut` is for a family where a prompt cut into pieces gives other bits than the whole. With `bits`, what can be
+    packed is, in groups of 32 values.
     `steps`: mlx-lm gives what we give only where the prompt goes in token by token, for the reason named.
     """
 
@@ -43,6 +44,7 @@ class Family:
     mode: str = "spans"
     cut: Cut | None = None
     steps: str = ""
+    bits: int = 0
 
 
 def text(**config: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ NAMED: dict[str, Family] = {
     "qwen2": Family(),
     "qwen3": Family(),
     "qwen3_moe": Family(),
+    "qwen3_moe, packed": Family({"hidden_size": 64, "moe_intermediate_size": 32}, bits=4),
     "gemma2": Family({"query_pre_attn_scalar": 8}, "rows, keys gathered by group"),
     "gemma3_text": Family({"num_hidden_layers": 3, "sliding_window_pattern": 3, "query_pre_attn_scalar": 8}),
     "gemma3n": Family(

@@ -15,7 +15,7 @@ constexpr int64_t kBlock = 32;
 
 struct Linear {
   const float* x;  // [num_rows, row_stride], a block's even elements first where bits is 4
-  float* y;        // [num_rows, num_columns]
+  float* y;        // [num_rows, num_columns], or as `places` says
   int64_t num_rows, row_stride;
   int64_t num_inputs, num_columns;
 
@@ -29,6 +29,8 @@ struct Linear {
   int64_t group_size;
 
   const float* bias;  // [num_columns], or null
+
+  const int64_t* places;  // [num_rows], the row of y that each row's output is, or null: its own
 
   int64_t num_blocks() const { return (num_inputs + kBlock - 1) / kBlock; }
 };
@@ -54,6 +56,20 @@ struct Attention {
 
 constexpr int64_t kMaxHeadDim = 512;
 
+// What is done to each value v, and to a second one w where there is one.
+enum class Activation {
+  gelu,              // v times the normal distribution's integral up to v
+  gelu_tanh,         // its approximation by a hyperbolic tangent
+  gelu_sigmoid,      // v * sigmoid(1.702 v)
+  clipped_swiglu,    // c * sigmoid(slope c) * (w between -limit and limit, plus 1), c being v, limit at most
+};
+
+struct Activate {
+  Activation kind;
+  float slope, limit;  // of clipped_swiglu
+  bool operator==(const Activate&) const = default;
+};
+
 struct Level {
   const char* name;
   // Columns [first, last) of the product. `scratch` holds scratch_floats(call).
@@ -64,6 +80,11 @@ struct Level {
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t rows, int64_t length, float* y);
   // gate * sigmoid(gate) * x
   void (*swiglu)(const float* gate, const float* x, int64_t length, float* y);
+  // Rows of `length` less their mean, over their standard deviation, times `weight` and plus `bias` where they are.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t rows, int64_t length,
+                     float* y);
+  // `how` of each value of `gate`, times x where there is one.
+  void (*activate)(const Activate& how, const float* gate, const float* x, int64_t length, float* y);
 };
 
 constexpr int64_t kPanelColumns = 32;

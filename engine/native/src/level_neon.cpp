@@ -7,5 +7,5 @@
 namespace mlxcel {
 extern const Level level_neon;
 const Level level_neon{"NEON", neon::linear, neon::attend, neon::rms_norm,
-                         neon::swiglu};
+                         neon::swiglu, neon::layer_norm, neon::activate};
 }  // namespace mlxcel

@@ -6,5 +6,5 @@
 namespace mlxcel {
 extern const Level level_plain;
 const Level level_plain{"plain C++", plain::linear, plain::attend, plain::rms_norm,
-                         plain::swiglu};
+                         plain::swiglu, plain::layer_norm, plain::activate};
 }  // namespace mlxcel

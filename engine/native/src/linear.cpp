@@ -4,86 +4,51 @@
 #include <limits>
 
 #include "levels.h"
-#include "work.h"
+#include "product.h"
 
 namespace mlxcel {
 
 namespace {
 
-// A task is a few columns, so that threads of unlike speed end together, yet enough work to be worth the handing over.
-constexpr int64_t kTaskFlops = 128 * 1024;
-
-Type type_of(mx::Dtype dtype) {
-  if (dtype == mx::float32) return Type::float32;
-  if (dtype == mx::float16) return Type::float16;
-  if (dtype == mx::bfloat16) return Type::bfloat16;
-  throw std::invalid_argument("linear takes float32, float16 and bfloat16");
-}
-
 Work work_of(const Rows& rows, Linear call, Shelf& shelf) {
   Work stages;
-  int64_t stride = call.num_blocks() * kBlock;
-  call.row_stride = stride;
-  if (rows.dense && stride == rows.length && call.bits != 4) {
+  if (rows.dense && call.row_stride == rows.length && call.bits != 4) {
     call.x = rows.data;
   } else {
     bool made;
     int64_t apart = rows.count > 1 ? rows.at(1) - rows.at(0) : 0, step = rows.dense ? 1 : rows.strides.back();
-    Shelf::Key key{rows.data, nullptr, {rows.count, rows.length, stride, apart, step, call.bits == 4}, {}};
-    float* to = shelf.shared(key, rows.count * stride, made);
+    Shelf::Key key{rows.data, nullptr, {rows.count, rows.length, call.row_stride, apart, step, call.bits == 4}, {}};
+    float* to = shelf.shared(key, rows.count * call.row_stride, made);
     call.x = to;
-    int64_t per_task = std::max<int64_t>(1, 64 * 1024 / stride);
-    auto lay_out = [rows, stride, even_first = call.bits == 4, to, per_task](int64_t task) {
-      int64_t last = std::min(rows.count, (task + 1) * per_task);
-      for (int64_t row = task * per_task; row < last; row++)
-        rows.lay_out(row, stride, even_first, to + row * stride);
-    };
-    if (!made) stages.push_back({0, (rows.count + per_task - 1) / per_task, rows.count * stride, lay_out});
+    if (!made) stages.push_back(lay_out(0, rows, rows.count, call, to, [](int64_t row) { return row; }));
   }
-  int64_t columns = kTaskFlops / (stride * std::min<int64_t>(call.num_rows, 8)) / 4 * 4;
-  int64_t most = (call.num_columns / (4 * num_threads()) + 3) / 4 * 4;
-  columns = std::max<int64_t>(4, call.num_rows > 8 ? kPanelColumns : std::min(columns, most));
+  int64_t columns = columns_per_task(call);
   auto multiply = [call, columns](int64_t task) {
     int64_t last = std::min(call.num_columns, (task + 1) * columns);
     level().linear(call, task * columns, last, scratch(scratch_floats(call)));
   };
-  stages.push_back({1, (call.num_columns + columns - 1) / columns, call.num_rows * call.num_columns * stride, multiply});
+  int64_t cost = call.num_rows * call.num_columns * call.row_stride;
+  stages.push_back({1, (call.num_columns + columns - 1) / columns, cost, multiply});
   return stages;
 }
 
 class LinearPrimitive : public Kernel {
  public:
-  LinearPrimitive(mx::Stream stream, int group_size, int bits, bool has_bias)
-      : Kernel(stream), group_size_(group_size), bits_(bits), has_bias_(has_bias) {}
+  LinearPrimitive(mx::Stream stream, Packing how) : Kernel(stream), how_(how) {}
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf& shelf) override {
     mx::array& out = outputs[0];
     if (out.size() == 0) return {};
-    const mx::array &x = inputs[0], &weight = inputs[1];
-    Linear call{};
+    Linear call = product_of(inputs, 1, how_);
     call.y = out.data<float>();
-    call.num_inputs = x.shape(-1);
-    call.num_columns = weight.shape(0);
     call.num_rows = int64_t(out.size()) / call.num_columns;
-    call.weight = weight.data<char>();
-    call.bits = bits_;
-    if (bits_) {
-      call.scales = inputs[2].data<char>();
-      call.biases = inputs[3].data<char>();
-      call.scale_type = type_of(inputs[2].dtype());
-      call.group_size = group_size_;
-    } else {
-      call.weight_type = type_of(weight.dtype());
-    }
-    if (has_bias_) call.bias = inputs.back().data<float>();
-    return work_of(Rows(x), call, shelf);
+    return work_of(Rows(inputs[0]), call, shelf);
   }
 
   const char* name() const override { return "MlxcelLinear"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    auto& same = static_cast<const LinearPrimitive&>(other);
-    return same.group_size_ == group_size_ && same.bits_ == bits_ && same.has_bias_ == has_bias_;
+    return static_cast<const LinearPrimitive&>(other).how_ == how_;
   }
 
   std::vector<mx::Shape> output_shapes(const std::vector<mx::array>& inputs) override {
@@ -93,8 +58,7 @@ class LinearPrimitive : public Kernel {
   }
 
  private:
-  int group_size_, bits_;
-  bool has_bias_;
+  Packing how_;
 };
 
 float wide(const void* from, Type type, int64_t at) {
@@ -107,19 +71,20 @@ float wide(const void* from, Type type, int64_t at) {
 // Rows of a weight by their numbers, as float32.
 class Embed : public Kernel {
  public:
-  Embed(mx::Stream stream, int group_size, int bits) : Kernel(stream), group_size_(group_size), bits_(bits) {}
+  Embed(mx::Stream stream, Packing how) : Kernel(stream), how_(how) {}
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
     const int32_t* ids = inputs[0].data<int32_t>();
     const mx::array& weight = inputs[1];
+    int bits = how_.bits;
     int64_t length = outputs[0].shape(-1), num_rows = weight.shape(0), count = inputs[0].size();
-    int64_t row_bytes = int64_t(weight.shape(1)) * weight.itemsize(), groups = bits_ ? length / group_size_ : 0;
+    int64_t row_bytes = int64_t(weight.shape(1)) * weight.itemsize(), groups = bits ? length / how_.group_size : 0;
     const uint8_t* packed = weight.data<uint8_t>();
-    const void* scales = bits_ ? inputs[2].data<char>() : nullptr;
-    const void* biases = bits_ ? inputs[3].data<char>() : nullptr;
-    Type type = type_of(bits_ ? inputs[2].dtype() : weight.dtype());
+    const void* scales = bits ? inputs[2].data<char>() : nullptr;
+    const void* biases = bits ? inputs[3].data<char>() : nullptr;
+    Type type = type_of(bits ? inputs[2].dtype() : weight.dtype());
     float* y = outputs[0].data<float>();
-    auto take = [=, bits = bits_, group_size = group_size_](int64_t i) {
+    auto take = [=, group_size = how_.group_size](int64_t i) {
       float* to = y + i * length;
       int64_t id = ids[i];
       // Ids are checked where they come in; one that is not shows in the result and reads nothing.
@@ -145,26 +110,12 @@ class Embed : public Kernel {
   const char* name() const override { return "MlxcelEmbed"; }
 
   bool is_equivalent(const mx::Primitive& other) const override {
-    auto& same = static_cast<const Embed&>(other);
-    return same.group_size_ == group_size_ && same.bits_ == bits_;
+    return static_cast<const Embed&>(other).how_ == how_;
   }
 
  private:
-  int group_size_, bits_;
+  Packing how_;
 };
-
-void check_packed(const mx::array& weight, int num_inputs, const std::optional<mx::array>& scales,
-                  const std::optional<mx::array>& biases, int group_size, int bits) {
-  expect(bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8, "bits are 2, 3, 4, 5, 6 or 8");
-  expect(group_size == 32 || group_size == 64 || group_size == 128, "groups are of 32, 64 or 128");
-  expect(scales && biases && scales->dtype() == biases->dtype() && scales->shape() == biases->shape(),
-         "packed weights have scales and biases of one type and shape");
-  type_of(scales->dtype());
-  expect(weight.dtype() == mx::uint32 && num_inputs % group_size == 0 &&
-             int64_t(weight.shape(1)) * 32 == int64_t(num_inputs) * bits &&
-             scales->shape() == mx::Shape({weight.shape(0), num_inputs / group_size}),
-         "x, packed weight, scales and biases do not fit each other");
-}
 
 }  // namespace
 
@@ -173,23 +124,11 @@ mx::array linear(const mx::array& x, const mx::array& weight, const std::optiona
                  int bits) {
   mx::Stream stream = mx::default_stream(mx::Device::cpu);
   expect(x.ndim() >= 1 && weight.ndim() == 2, "linear takes x [..., inputs] and a weight of two axes");
-  int num_inputs = x.shape(-1), num_columns = weight.shape(0);
-  std::vector<mx::array> inputs{wide(x, stream), dense(weight, stream)};
-  if (bits) {
-    check_packed(weight, num_inputs, scales, biases, group_size, bits);
-    inputs.push_back(dense(*scales, stream));
-    inputs.push_back(dense(*biases, stream));
-  } else {
-    type_of(weight.dtype());
-    expect(weight.shape(1) == num_inputs && num_inputs > 0, "x and weight do not fit each other");
-  }
-  if (bias) {
-    expect(bias->shape() == mx::Shape({num_columns}), "the bias has one value for each output");
-    inputs.push_back(dense(wide(*bias, stream), stream));
-  }
+  std::vector<mx::array> inputs{wide(x, stream)};
+  append_weight(inputs, x.shape(-1), weight, scales, biases, bias, group_size, bits, stream);
   mx::Shape shape = x.shape();
-  shape.back() = num_columns;
-  auto primitive = std::make_shared<LinearPrimitive>(stream, group_size, bits, bias.has_value());
+  shape.back() = weight.shape(0);
+  auto primitive = std::make_shared<LinearPrimitive>(stream, Packing{group_size, bits, bias.has_value()});
   return mx::array(std::move(shape), mx::float32, std::move(primitive), std::move(inputs));
 }
 
@@ -197,19 +136,13 @@ mx::array embed(const mx::array& ids, const mx::array& weight, const std::option
                 const std::optional<mx::array>& biases, int group_size, int bits) {
   mx::Stream stream = mx::default_stream(mx::Device::cpu);
   expect(weight.ndim() == 2, "embed takes a weight of two axes");
-  std::vector<mx::array> inputs{dense(mx::astype(ids, mx::int32, stream), stream), dense(weight, stream)};
-  int length = weight.shape(1);
-  if (bits) {
-    length = bits > 0 ? int(int64_t(length) * 32 / bits) : 0;
-    check_packed(weight, length, scales, biases, group_size, bits);
-    inputs.push_back(dense(*scales, stream));
-    inputs.push_back(dense(*biases, stream));
-  } else {
-    type_of(weight.dtype());
-  }
+  int length = bits > 0 ? int(int64_t(weight.shape(1)) * 32 / bits) : weight.shape(1);
+  std::vector<mx::array> inputs{dense(mx::astype(ids, mx::int32, stream), stream)};
+  append_weight(inputs, length, weight, scales, biases, std::nullopt, group_size, bits, stream);
   mx::Shape shape = ids.shape();
   shape.push_back(length);
-  return mx::array(std::move(shape), mx::float32, std::make_shared<Embed>(stream, group_size, bits), std::move(inputs));
+  auto primitive = std::make_shared<Embed>(stream, Packing{group_size, bits, false});
+  return mx::array(std::move(shape), mx::float32, std::move(primitive), std::move(inputs));
 }
 
 }  // namespace mlxcel

@@ -107,7 +107,7 @@ inline void write(const Linear& call, const V sum[rows][kColumns], int64_t row, 
   for (int r = 0; r < rows; r++) {
     float out[kColumns];
     sums(sum[r], out);
-    float* y = call.y + (row + r) * call.num_columns + column;
+    float* y = call.y + (call.places ? call.places[row + r] : row + r) * call.num_columns + column;
     for (int c = 0; c < count; c++) y[c] = call.bias ? out[c] + call.bias[column + c] : out[c];
   }
 }

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "attend.h"
+#include "gather.h"
 #include "levels.h"
 #include "linear.h"
 #include "memory.h"
@@ -27,10 +28,17 @@ NB_MODULE(mlxcel_native, m) {
         "x·Wᵀ (+ bias) in float32; bits 0: the weight is of a float type, else packed in MLX's affine layout.");
   m.def("embed", &mlxcel::embed, "ids"_a, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "group_size"_a = 0, "bits"_a = 0, "Rows of a weight, as linear takes it, by their numbers: float32.");
+  m.def("gather_linear", &mlxcel::gather_linear, "x"_a, "weight"_a, "indices"_a, "scales"_a = nb::none(),
+        "biases"_a = nb::none(), "bias"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
+        "As linear, each row with the weight of the expert that indices name.");
   m.def("rms_norm", &mlxcel::rms_norm, "x"_a, "weight"_a.none(), "eps"_a);
+  m.def("layer_norm", &mlxcel::layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a);
   m.def("rope", &mlxcel::rope, "x"_a, "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "offset"_a,
         "freqs"_a = nb::none(), "As mx.fast.rope, its offset an array.");
   m.def("swiglu", &mlxcel::swiglu, "gate"_a, "x"_a, "gate * sigmoid(gate) * x");
+  m.def("gelu", &mlxcel::gelu, "gate"_a, "approximation"_a, "x"_a = nb::none(), "GELU, times x where it is given.");
+  m.def("clipped_swiglu", &mlxcel::clipped_swiglu, "gate"_a, "x"_a, "slope"_a, "limit"_a,
+        "gate * sigmoid(slope * gate) * (x + 1), both cut off at limit.");
   m.def("attend", &mlxcel::attend, "queries"_a, "keys"_a.none(), "values"_a.none(), "storage"_a, "places"_a,
         "scale"_a, "window"_a = 0, "sinks"_a = nb::none(),
         "Append and causal attention of spans over their rows' storage; gives the output, then the storage.");

@@ -19,6 +19,20 @@ Stage by_rows(int depth, int64_t count, int64_t length, Task task) {
           [=](int64_t i) { task(i * rows, std::min(count, (i + 1) * rows)); }};
 }
 
+// Calls run(x, rows, y) for rows that lie densely.
+template <class Run>
+Work each_norm(const Rows& x, mx::array& out, Run run) {
+  float* y = out.data<float>();
+  return {by_rows(0, x.count, x.length, [=](int64_t first, int64_t last) {
+    if (x.dense) return run(x.at(first), last - first, y + first * x.length);
+    float* line = scratch(x.length);
+    for (int64_t row = first; row < last; row++) {
+      x.lay_out(row, x.length, false, line);
+      run(line, 1, y + row * x.length);
+    }
+  })};
+}
+
 class Shaped : public Kernel {
  public:
   using Kernel::Kernel;
@@ -30,17 +44,11 @@ class RmsNorm : public Shaped {
   RmsNorm(mx::Stream stream, float eps) : Shaped(stream), eps_(eps) {}
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
-    float* y = outputs[0].data<float>();
     const float* weight = inputs.size() > 1 ? inputs[1].data<float>() : nullptr;
     Rows x(inputs[0]);
-    return {by_rows(0, x.count, x.length, [x, weight, y, eps = eps_](int64_t first, int64_t last) {
-      if (x.dense) return level().rms_norm(x.at(first), weight, eps, last - first, x.length, y + first * x.length);
-      float* line = scratch(x.length);
-      for (int64_t row = first; row < last; row++) {
-        x.lay_out(row, x.length, false, line);
-        level().rms_norm(line, weight, eps, 1, x.length, y + row * x.length);
-      }
-    })};
+    return each_norm(x, outputs[0], [=, eps = eps_, length = x.length](const float* from, int64_t rows, float* y) {
+      level().rms_norm(from, weight, eps, rows, length, y);
+    });
   }
 
   const char* name() const override { return "MlxcelRmsNorm"; }
@@ -50,6 +58,31 @@ class RmsNorm : public Shaped {
 
  private:
   float eps_;
+};
+
+class LayerNorm : public Shaped {
+ public:
+  LayerNorm(mx::Stream stream, float eps, bool has_weight, bool has_bias)
+      : Shaped(stream), eps_(eps), has_weight_(has_weight), has_bias_(has_bias) {}
+
+  Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
+    const float* weight = has_weight_ ? inputs[1].data<float>() : nullptr;
+    const float* bias = has_bias_ ? inputs.back().data<float>() : nullptr;
+    Rows x(inputs[0]);
+    return each_norm(x, outputs[0], [=, eps = eps_, length = x.length](const float* from, int64_t rows, float* y) {
+      level().layer_norm(from, weight, bias, eps, rows, length, y);
+    });
+  }
+
+  const char* name() const override { return "MlxcelLayerNorm"; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    auto& same = static_cast<const LayerNorm&>(other);
+    return same.eps_ == eps_ && same.has_weight_ == has_weight_ && same.has_bias_ == has_bias_;
+  }
+
+ private:
+  float eps_;
+  bool has_weight_, has_bias_;
 };
 
 struct Rotation {
@@ -131,28 +164,63 @@ class Rope : public Shaped {
   Rotation how_;
 };
 
+// Calls run(gate, x, length, y) for rows of both that lie densely, or of the first alone.
+template <class Run>
+Work each_row(const Rows& gate, const std::optional<Rows>& x, mx::array& out, Run run) {
+  float* y = out.data<float>();
+  int64_t length = gate.length;
+  return {by_rows(0, gate.count, length, [=](int64_t first, int64_t last) {
+    if (gate.dense && (!x || x->dense))
+      return run(gate.at(first), x ? x->at(first) : nullptr, (last - first) * length, y + first * length);
+    float* line = scratch(2 * length);
+    for (int64_t row = first; row < last; row++) {
+      gate.lay_out(row, length, false, line);
+      if (x) x->lay_out(row, length, false, line + length);
+      run(line, x ? line + length : nullptr, length, y + row * length);
+    }
+  })};
+}
+
 class SwiGlu : public Shaped {
  public:
   using Shaped::Shaped;
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
-    float* y = outputs[0].data<float>();
-    Rows gate(inputs[0]), x(inputs[1]);
-    return {by_rows(0, x.count, 4 * x.length, [=](int64_t first, int64_t last) {
-      if (x.dense && gate.dense)
-        return level().swiglu(gate.at(first), x.at(first), (last - first) * x.length, y + first * x.length);
-      float* line = scratch(2 * x.length);
-      for (int64_t row = first; row < last; row++) {
-        gate.lay_out(row, x.length, false, line);
-        x.lay_out(row, x.length, false, line + x.length);
-        level().swiglu(line, line + x.length, x.length, y + row * x.length);
-      }
-    })};
+    return each_row(Rows(inputs[0]), Rows(inputs[1]), outputs[0], level().swiglu);
   }
 
   const char* name() const override { return "MlxcelSwiGlu"; }
   bool is_equivalent(const mx::Primitive&) const override { return true; }
 };
+
+class ActivatePrimitive : public Shaped {
+ public:
+  ActivatePrimitive(mx::Stream stream, Activate how) : Shaped(stream), how_(how) {}
+
+  Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
+    std::optional<Rows> x;
+    if (inputs.size() > 1) x.emplace(inputs[1]);
+    return each_row(Rows(inputs[0]), x, outputs[0], [how = how_](const float* gate, const float* x, int64_t length, float* y) {
+      level().activate(how, gate, x, length, y);
+    });
+  }
+
+  const char* name() const override { return "MlxcelActivate"; }
+  bool is_equivalent(const mx::Primitive& other) const override {
+    return static_cast<const ActivatePrimitive&>(other).how_ == how_;
+  }
+
+ private:
+  Activate how_;
+};
+
+mx::array activate(const mx::array& gate, const std::optional<mx::array>& x, Activate how) {
+  mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  expect(gate.ndim() >= 1 && (!x || x->shape() == gate.shape()), "activations take rows, two arrays of one shape");
+  std::vector<mx::array> inputs{wide(gate, stream)};
+  if (x) inputs.push_back(wide(*x, stream));
+  return mx::array(gate.shape(), mx::float32, std::make_shared<ActivatePrimitive>(stream, how), std::move(inputs));
+}
 
 }  // namespace
 
@@ -165,6 +233,20 @@ mx::array rms_norm(const mx::array& x, const std::optional<mx::array>& weight, f
     inputs.push_back(dense(wide(*weight, stream), stream));
   }
   return mx::array(x.shape(), mx::float32, std::make_shared<RmsNorm>(stream, eps), std::move(inputs));
+}
+
+mx::array layer_norm(const mx::array& x, const std::optional<mx::array>& weight, const std::optional<mx::array>& bias,
+                     float eps) {
+  mx::Stream stream = mx::default_stream(mx::Device::cpu);
+  expect(x.ndim() >= 1, "layer_norm takes rows");
+  std::vector<mx::array> inputs{wide(x, stream)};
+  for (const std::optional<mx::array>* each : {&weight, &bias}) {
+    if (!*each) continue;
+    expect((*each)->shape() == mx::Shape({x.shape(-1)}), "layer_norm takes one weight and bias for each value of a row");
+    inputs.push_back(dense(wide(**each, stream), stream));
+  }
+  auto primitive = std::make_shared<LayerNorm>(stream, eps, weight.has_value(), bias.has_value());
+  return mx::array(x.shape(), mx::float32, std::move(primitive), std::move(inputs));
 }
 
 mx::array rope(const mx::array& x, int dims, bool traditional, std::optional<float> base, float scale,
@@ -188,6 +270,19 @@ mx::array swiglu(const mx::array& gate, const mx::array& x) {
   expect(x.ndim() >= 1 && gate.shape() == x.shape(), "swiglu takes two arrays of one shape");
   return mx::array(x.shape(), mx::float32, std::make_shared<SwiGlu>(stream),
                    std::vector<mx::array>{wide(gate, stream), wide(x, stream)});
+}
+
+mx::array gelu(const mx::array& gate, const std::string& approximation, const std::optional<mx::array>& x) {
+  expect(approximation == "none" || approximation == "tanh" || approximation == "sigmoid",
+         "gelu is approximated by none, tanh or sigmoid");
+  Activation kind = approximation == "none"   ? Activation::gelu
+                    : approximation == "tanh" ? Activation::gelu_tanh
+                                              : Activation::gelu_sigmoid;
+  return activate(gate, x, {kind, 0, 0});
+}
+
+mx::array clipped_swiglu(const mx::array& gate, const mx::array& x, float slope, float limit) {
+  return activate(gate, x, {Activation::clipped_swiglu, slope, limit});
 }
 
 }  // namespace mlxcel

@@ -1,8 +1,12 @@
-"""RMSNorm, the rotary embedding and SwiGLU against float64, each row's bits its own."""
+"""Norms, the rotary embedding and activations against float64, each row's bits its own."""
+
+import math
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.kernels import native
 
@@ -35,6 +39,32 @@ def test_rms_norm(level, rng, length, weighted):
         assert mx.array_equal(native.rms_norm(mx.array(x[-count:]), given, 1e-5), whole[-count:])
     turned = mx.array(np.ascontiguousarray(x.T)).T
     assert mx.array_equal(native.rms_norm(turned, given, 1e-5), whole)
+
+
+def layer_normed(x, weight, bias):
+    """In float64, with 1e-5 added to the variance."""
+    wide = x.astype(np.float64)
+    apart = wide - wide.mean(axis=-1, keepdims=True)
+    normed = apart / np.sqrt((apart**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return normed * (1 if weight is None else weight) + (0 if bias is None else bias)
+
+
+def given_as(array):
+    return None if array is None else mx.array(array)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 33, 576, 1000])
+@pytest.mark.parametrize(("weighted", "biased"), [(True, True), (True, False), (False, True), (False, False)])
+def test_layer_norm(level, rng, length, weighted, biased):
+    x = noise(rng, max(ROWS), length) + 3
+    weight, bias = noise(rng, length) if weighted else None, noise(rng, length) if biased else None
+    how = given_as(weight), given_as(bias), 1e-5
+    whole = native.layer_norm(mx.array(x), *how)
+    assert np.abs(np.array(whole) - layer_normed(x, weight, bias)).max() <= 1e-5
+    for count in ROWS:
+        assert mx.array_equal(native.layer_norm(mx.array(x[-count:]), *how), whole[-count:])
+    turned = mx.array(np.ascontiguousarray(x.T)).T
+    assert mx.array_equal(native.layer_norm(turned, *how), whole)
 
 
 def rotated(x, dims, traditional, speeds, scale, offsets):
@@ -80,16 +110,116 @@ def test_swiglu(level, rng, length):
         assert mx.array_equal(native.swiglu(mx.array(gate[-count:]), mx.array(x[-count:])), whole[-count:])
 
 
+def normal(v):
+    """The integral of the normal distribution up to each value, in float64."""
+    return np.vectorize(lambda one: math.erfc(-one / math.sqrt(2)) / 2)(v)
+
+
+def logistic(v):
+    return 1 / (1 + np.exp(-v))
+
+
+GELUS = {
+    "none": lambda v: v * normal(v),
+    "tanh": lambda v: v * logistic(2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)),
+    "sigmoid": lambda v: v * logistic(1.702 * v),
+}
+
+
+def assert_each_close(output, wanted):
+    """Within 1e-5 of every value by itself, as far as it is not next to nothing."""
+    assert (np.abs(np.array(output) - wanted) / np.maximum(np.abs(wanted), 1e-20)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 1536, 1537])
+@pytest.mark.parametrize("approximation", GELUS)
+def test_gelu(level, rng, length, approximation):
+    gate, x = 3 * noise(rng, max(ROWS), length), noise(rng, max(ROWS), length)
+    gate[:6, 0] = 0, 30, -8, 1e-20, -1e-4, 1e4
+    wanted = GELUS[approximation](gate.astype(np.float64))
+    alone, product = (native.gelu(mx.array(gate), approximation, each) for each in (None, mx.array(x)))
+    assert_each_close(alone, wanted)
+    assert_each_close(product, wanted * x)
+    assert mx.array_equal(alone * mx.array(x), product)
+    for count in ROWS:
+        assert mx.array_equal(native.gelu(mx.array(gate[-count:]), approximation), alone[-count:])
+        together = native.gelu(mx.array(gate[-count:]), approximation, mx.array(x[-count:]))
+        assert mx.array_equal(together, product[-count:])
+    turned = [mx.array(np.ascontiguousarray(array.T)).T for array in (gate, x)]
+    assert mx.array_equal(native.gelu(turned[0], approximation, turned[1]), product)
+    assert mx.array_equal(native.gelu(turned[0], approximation), alone)
+
+
+@pytest.mark.parametrize("approximation", GELUS)
+def test_gelu_of_every_magnitude(level, approximation):
+    values = np.concatenate([np.linspace(-12, 12, 200_001), np.geomspace(1e-30, 1e30, 10_000)]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        wanted = GELUS[approximation](values.astype(np.float64))
+    assert_each_close(native.gelu(mx.array(values), approximation), wanted)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 1537])
+def test_clipped_swiglu(level, rng, length):
+    gate, x = 6 * noise(rng, max(ROWS), length), 6 * noise(rng, max(ROWS), length)
+    wide, other = np.minimum(gate, 7).astype(np.float64), np.clip(x, -7, 7).astype(np.float64)
+    whole = native.clipped_swiglu(mx.array(gate), mx.array(x), 1.702, 7.0)
+    assert_close(whole, wide * logistic(1.702 * wide) * (other + 1), 1e-6)
+    for count in ROWS:
+        one = native.clipped_swiglu(mx.array(gate[-count:]), mx.array(x[-count:]), 1.702, 7.0)
+        assert mx.array_equal(one, whole[-count:])
+
+
+def test_every_value_is_written_where_the_memory_held_nan(compiled, rng):
+    x = mx.array(noise(rng, 9, 101))
+    for _ in range(20):
+        for function in (
+            lambda x: native.layer_norm(x, None, None, 1e-5),
+            native.gelu,
+            lambda x: native.clipped_swiglu(x, x, 1.7, 7.0),
+        ):
+            poison = mx.full((9, 101), float("nan"))
+            mx.eval(poison)
+            del poison
+            assert mx.isfinite(function(x)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    shape=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    approximation=st.sampled_from(list(GELUS)),
+    num_threads=st.integers(1, 3),
+)
+def test_any_shape(seed, shape, approximation, num_threads):
+    if isinstance(native.start(num_threads), str):
+        pytest.skip("kernels: portable")
+    rng = np.random.default_rng(seed)
+    x, weight, bias = noise(rng, *shape), noise(rng, shape[-1]), noise(rng, shape[-1])
+    normed = native.layer_norm(mx.array(x), mx.array(weight), mx.array(bias), 1e-5)
+    assert np.abs(np.array(normed) - layer_normed(x, weight, bias)).max() <= 1e-4
+    assert_each_close(native.gelu(mx.array(x), approximation), GELUS[approximation](x.astype(np.float64)))
+
+
 def test_what_is_not_a_number_stays_so(level):
     nan = mx.array([[float("nan"), 1.0]])
     assert mx.isnan(native.rms_norm(nan, None, 1e-5)).all()
-    assert mx.isnan(native.swiglu(nan, mx.ones((1, 2)))).tolist() == [[True, False]]
+    assert mx.isnan(native.layer_norm(nan, None, None, 1e-5)).all()
+    other = mx.ones((1, 2))
+    for output in (
+        native.swiglu(nan, other),
+        native.clipped_swiglu(nan, other, 1.7, 7.0),
+        native.clipped_swiglu(other, nan, 1.7, 7.0),
+        *(native.gelu(nan, approximation) for approximation in GELUS),
+        *(native.gelu(other, approximation, nan) for approximation in GELUS),
+    ):
+        assert mx.isnan(output).tolist() == [[True, False]]
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (3, 0, 64)])
 def test_nothing_in_is_nothing_out(compiled, shape):
     x = mx.zeros(shape)
     assert native.rms_norm(x, None, 1e-5).shape == native.swiglu(x, x).shape == x.shape
+    assert native.layer_norm(x, None, None, 1e-5).shape == native.gelu(x).shape == x.shape
     if len(shape) == 3:
         assert native.rope(x, 64, False, 1e4, 1.0, 0).shape == x.shape
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.cache.adapter import SequenceStorage
 from engine.errors import ModelIncomplete, UnsupportedModel, UntrustedCode
-from engine.model import inspect, load
+from engine.model import inspect, load, placement
 from engine.model.inspect import Description, Layers, layers_of
 from tests.engines import Watched
 from tests.tiny import END_OF_TURN, VOCAB_SIZE, write_checkpoint, write_tokenizer
@@ -102,7 +102,7 @@ def test_bytes_follow_the_memory_that_is_free(tmp_path: Path, monkeypatch: pytes
     row_bytes = roomy.fit(1, 1000).row_bytes
 
     def with_room_for(num_bytes: int) -> Description:
-        monkeypatch.setattr(load, "available_bytes", lambda: roomy.weight_bytes + num_bytes)
+        monkeypatch.setattr(placement, "available_bytes", lambda: roomy.weight_bytes + num_bytes)
         return describe(folder)
 
     tight, none = with_room_for(2 * row_bytes), with_room_for(0)

@@ -15,7 +15,7 @@ from mlx_lm.models import mixtral
 from mlx_lm.utils import load_model
 
 from engine.errors import ModelError, ModelIncomplete, UnsupportedModel
-from engine.model import load as loading
+from engine.model import placement as placing
 from engine.model.gguf import import_gguf
 from engine.model.load import load
 from engine.model.memory import human_bytes
@@ -67,7 +67,7 @@ def test_packed_weights_are_expanded_on_a_cpu_to_the_very_values(checkpoint: Cal
 def test_packed_weights_stay_where_float32_does_not_fit(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(placing, "available_bytes", lambda: 100_000)
     loaded = load(checkpoint(Kind.Q4_1))
     assert isinstance(loaded.model.model.layers[0].mlp.up_proj, nn.QuantizedLinear)
     assert loaded.notes == ("weights: 4-bit (60 kB), slow: float32 would take 315 kB of 100 kB free",)
@@ -92,7 +92,7 @@ def test_experts_in_half_precision_are_widened_on_a_cpu_which_knows_no_other_way
 
 def test_experts_that_do_not_fit_widened_are_refused(half_experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half_bytes = (half_experts / "model.safetensors").stat().st_size
-    monkeypatch.setattr(loading, "available_bytes", lambda: 2 * half_bytes)
+    monkeypatch.setattr(placing, "available_bytes", lambda: 2 * half_bytes)
     with pytest.raises(ModelError, match="experts run in float32 alone on a CPU"):
         load(half_experts)
 
@@ -100,7 +100,7 @@ def test_experts_that_do_not_fit_widened_are_refused(half_experts: Path, monkeyp
 def test_weights_that_fit_nowhere_are_refused_before_they_are_read(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(placing, "available_bytes", lambda: 1000)
     with pytest.raises(ModelError, match="60 kB and 1 kB of memory are free"):
         load(checkpoint(Kind.Q4_1))
 
@@ -108,7 +108,7 @@ def test_weights_that_fit_nowhere_are_refused_before_they_are_read(
 def test_packed_weights_stay_on_a_device_that_has_kernels(
     checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading.mx, "default_device", lambda: mx.Device(mx.gpu))
+    monkeypatch.setattr(placing.mx, "default_device", lambda: mx.Device(mx.gpu))
     loaded = load(checkpoint(Kind.Q8_0))
     assert isinstance(loaded.model.model.embed_tokens, nn.QuantizedEmbedding)
     assert loaded.notes == ("weights: 8-bit (99 kB)",)

@@ -20,7 +20,7 @@ from engine.direct import DirectEngine
 from engine.engine import Engine
 from engine.errors import ModelError, ModelIncomplete
 from engine.kernels import leaves, native
-from engine.model import load as loading
+from engine.model import placement as placing
 from engine.model.load import load
 from engine.request import Request
 from tests.tiny import VOCAB_SIZE, write_checkpoint
@@ -107,7 +107,7 @@ def test_logits_are_those_of_mlx_lm(
     before = {path: path.read_bytes() for path in folder.iterdir()}
     expected, _ = mlx_lm_load(str(folder), adapter_path=str(adapter))
     if not expanded:
-        monkeypatch.setattr(loading, "EXPANDED_SHARE", 0.0)
+        monkeypatch.setattr(placing, "EXPANDED_SHARE", 0.0)
     loaded = load(folder, adapter=adapter)
     np.testing.assert_allclose(logits(loaded.model), logits(expected), atol=2e-4)
     assert np.abs(logits(loaded.model) - logits(load_model(folder)[0])).max() > 0.1
@@ -126,7 +126,7 @@ def test_dora_is_that_of_mlx_lm(
     adapter = write_adapter(folder, BLOCK_KEYS, kind="dora")
     expected, _ = mlx_lm_load(str(folder), adapter_path=str(adapter))
     if not expanded:
-        monkeypatch.setattr(loading, "EXPANDED_SHARE", 0.0)
+        monkeypatch.setattr(placing, "EXPANDED_SHARE", 0.0)
     np.testing.assert_allclose(logits(load(folder, adapter=adapter).model), logits(expected), atol=2e-4)
 
 
@@ -174,7 +174,7 @@ def test_the_engine_runs_with_an_adapter(base: Callable[..., Path], monkeypatch:
     first = int(logits(expected)[0, -1].argmax())
     assert first != int(logits(load_model(folder)[0])[0, -1].argmax())
     for share in (1.0, 0.0):
-        monkeypatch.setattr(loading, "EXPANDED_SHARE", share)
+        monkeypatch.setattr(placing, "EXPANDED_SHARE", share)
         engine = DirectEngine(Engine.open(EngineConfig(model=folder, adapter=adapter)))
         [output] = engine.complete(Request("r", tuple(TOKENS), GREEDY, 1, ignore_eos=True))
         assert output.token == first

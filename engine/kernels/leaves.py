@@ -96,13 +96,14 @@ def replace(model: Any) -> None:
 
 
 def lay_together(model: Any) -> None:
-    """Move the evaluated weights of the compiled leaves into common buffers.
+    """Move the evaluated weights of the compiled leaves into common buffers, scales as halves where they are such.
 
     Some at a time, for both exist meanwhile.
     """
     waiting: list[tuple[Any, str]] = []
     waiting_bytes = 0
     for module in filter(is_compiled, model.modules()):
+        _narrow(module)
         for name in WEIGHTS:
             if name in module:
                 waiting.append((module, name))
@@ -111,6 +112,19 @@ def lay_together(model: Any) -> None:
             _move(waiting)
             waiting, waiting_bytes = [], 0
     _move(waiting)
+
+
+def _narrow(module: Any) -> None:
+    """Keep scales and biases in half precision where that loses nothing: a step reads them all.
+
+    Those of imported GGUF blocks are halves by origin (docs/decisions/003-gguf-scales-in-float32.md).
+    """
+    wide = [module[name] for name in ("scales", "biases") if name in module]
+    if len(wide) < 2 or any(array.dtype != mx.float32 for array in wide):
+        return
+    half = [array.astype(mx.float16) for array in wide]
+    if all(mx.array_equal(narrow.astype(mx.float32), array) for narrow, array in zip(half, wide, strict=True)):
+        module["scales"], module["biases"] = half
 
 
 def _move(weights: Sequence[tuple[Any, str]]) -> None:

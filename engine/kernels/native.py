@@ -218,6 +218,19 @@ class Recording:
         result: mx.array = self._program.run(ids, positions, storage, bases)
         return result
 
+    def profile(
+        self, ids: Sequence[int], positions: Sequence[int], storage: Sequence[mx.array], bases: Sequence[int]
+    ) -> dict[str, tuple[int, float]]:
+        """One step on this thread alone: how often each operation ran, and for how many seconds in all."""
+        times: dict[str, tuple[int, float]] = self._program.profile(ids, positions, storage, bases)
+        return times
+
+    @property
+    def num_phases(self) -> int:
+        """How often the threads of a step meet."""
+        phases: int = self._program.num_phases
+        return phases
+
     @property
     def foreign(self) -> list[str]:
         """The operations in it that are MLX's own."""

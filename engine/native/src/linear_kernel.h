@@ -116,10 +116,10 @@ inline void write(const Linear& call, const V sum[rows][kColumns], int64_t row, 
 // follow, but each is too short for the processor to foresee it.
 constexpr int64_t kAhead = 4096;
 
-template <class Columns>
+template <int count, class Columns>
 [[gnu::always_inline]] inline void fetch(const Columns& columns, int64_t block) {
-  const char* weight = (const char*)columns.weight + kAhead + block * kColumns * Columns::kBytes;
-  for (int64_t at = 0; at < kColumns * Columns::kBytes; at += 64) __builtin_prefetch(weight + at);
+  const char* weight = (const char*)columns.weight + kAhead + block * count * Columns::kBytes;
+  for (int64_t at = 0; at < count * Columns::kBytes; at += 64) __builtin_prefetch(weight + at);
 }
 
 // `rows` rows times four columns, decoded on the way.
@@ -130,7 +130,7 @@ void few(const Linear& call, const Columns& columns, int64_t column, int count) 
     for (V& v : row) v = zero();
   int64_t blocks = call.num_blocks();
   for (int64_t block = 0; block < blocks; block++) {
-    fetch(columns, block);
+    fetch<kColumns>(columns, block);
     for (int c = 0; c < kColumns; c++) {
       V w[kVectors];
       columns.decode(block, c, w);
@@ -173,6 +173,7 @@ inline void fill(const Linear& call, const Columns& column, float* to) {
   int64_t whole = call.num_inputs / kBlock;
   for (int64_t block = 0; block < whole; block++) {
     V w[kVectors];
+    fetch<1>(column, block);
     column.decode(block, 0, w);
     for (int v = 0; v < kVectors; v++) store(to + kBlock * block + kLanes * v, w[v]);
   }

@@ -1,6 +1,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -49,6 +51,7 @@ NB_MODULE(mlxcel_native, m) {
            "positions"_a, "result"_a, "num_layers"_a)
       .def("run", &mlxcel::Program::run, "ids"_a, "positions"_a, "storage"_a, "bases"_a,
            nb::call_guard<nb::gil_scoped_release>())
+      .def("profile", &mlxcel::Program::profile, "ids"_a, "positions"_a, "storage"_a, "bases"_a)
       .def_prop_ro("num_phases", &mlxcel::Program::num_phases)
       .def_prop_ro("foreign", &mlxcel::Program::foreign);
   m.def("unknown", [](const std::vector<int>& shape) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <mutex>
 #include <set>
 #include <string>
@@ -140,6 +141,22 @@ class Program::Recorded {
     return out;
   }
 
+  std::map<std::string, std::pair<int, double>> profile(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
+                                                        const std::vector<mx::array>& storage,
+                                                        const std::vector<int64_t>& bases) {
+    place(ids, positions, storage, bases);
+    std::map<std::string, std::pair<int, double>> times;
+    for (Phase& phase : phases_)
+      for (size_t i = 0; i < phase.stages.size(); i++) {
+        auto started = std::chrono::steady_clock::now();
+        for (int64_t task = 0; task < phase.stages[i].count; task++) phase.stages[i].task(task);
+        auto& [count, seconds] = times[phase.names[i]];
+        count++;
+        seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count();
+      }
+    return times;
+  }
+
   int num_phases() const { return int(phases_.size()); }
   std::vector<std::string> foreign() const { return {foreign_names_.begin(), foreign_names_.end()}; }
 
@@ -172,18 +189,20 @@ class Program::Recorded {
     Stage stage;
     int level;
     bool by_caller;
+    std::string name;
   };
 
   // What runs between two meetings of the threads: tasks that any may take, or stages that one does in turn.
   struct alignas(64) Phase {
     std::vector<Stage> stages;
+    std::vector<std::string> names;  // of the operations that the stages are part of
     int64_t count = 0;  // tasks; 1 where one thread does all
     bool solo = false, by_caller = false;
     std::atomic<int64_t> next{0}, done{0};
 
     Phase() = default;
     Phase(Phase&& other) noexcept
-        : stages(std::move(other.stages)), count(other.count), solo(other.solo), by_caller(other.by_caller) {}
+        : stages(std::move(other.stages)), names(std::move(other.names)), count(other.count), solo(other.solo), by_caller(other.by_caller) {}
 
     void run(int64_t task) {
       if (solo) {
@@ -271,16 +290,19 @@ class Program::Recorded {
           work = copy(inputs[0], outputs[0]);
         } else {
           Foreign foreign{node, inputs, outputs};
-          foreign_names_.insert(node.primitive().name());
-          stages_.push_back({{0, 1, 0, [foreign](int64_t) { foreign.run(); }}, level + 1, true});
+          std::string name = node.primitive().name();
+          foreign_names_.insert(name);
+          stages_.push_back({{0, 1, 0, [foreign](int64_t) { foreign.run(); }}, level + 1, true, name});
           level++;
         }
       }
     }
     int base = shelf_.level;
+    std::string name = node.primitive().name();
     for (Stage& stage : work) {
       level = std::max(level, base + stage.depth);
-      stages_.push_back({std::move(stage), base + stage.depth, false});
+      int at = base + stage.depth;
+      stages_.push_back({std::move(stage), at, false, stage.depth < work.back().depth ? "before " + name : name});
     }
     for (size_t i = 0; i < nodes.size(); i++) known_.insert_or_assign(nodes[i].id(), Value{outputs[i], level});
   }
@@ -343,6 +365,7 @@ class Program::Recorded {
       for (; i < end; i++) {
         if (!solo) phase.count += stages_[i].stage.count;
         phase.stages.push_back(std::move(stages_[i].stage));
+        phase.names.push_back(std::move(stages_[i].name));
       }
     }
     stages_.clear();
@@ -407,6 +430,13 @@ Program::~Program() = default;
 mx::array Program::run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
                        const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
   return recorded_->run(ids, positions, storage, bases);
+}
+
+std::map<std::string, std::pair<int, double>> Program::profile(const std::vector<int32_t>& ids,
+                                                               const std::vector<int32_t>& positions,
+                                                               const std::vector<mx::array>& storage,
+                                                               const std::vector<int64_t>& bases) {
+  return recorded_->profile(ids, positions, storage, bases);
 }
 
 int Program::num_phases() const { return recorded_->num_phases(); }

@@ -1,6 +1,7 @@
 // A decode step, recorded once and run again as one call.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -35,6 +36,12 @@ class Program {
   // the position that each of these pairs begins with. Runs on the calling thread and the pool's.
   mlx::core::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
                        const std::vector<mlx::core::array>& storage, const std::vector<int64_t>& bases);
+
+  // One step on the calling thread alone: how often each operation ran, and for how many seconds in all.
+  std::map<std::string, std::pair<int, double>> profile(const std::vector<int32_t>& ids,
+                                                        const std::vector<int32_t>& positions,
+                                                        const std::vector<mlx::core::array>& storage,
+                                                        const std::vector<int64_t>& bases);
 
   int num_phases() const;
   std::vector<std::string> foreign() const;  // operations that are MLX's own

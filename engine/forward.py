@@ -92,6 +92,11 @@ class SpansForward:
         ids = [int(span.tokens[0]) for span in spans]
         return self._recorded.logits(ids, [span.storage for span in spans], lambda: self._run(spans))
 
+    def profile(self, rows: Sequence[DenseStorage]) -> dict[str, tuple[int, float]]:
+        """How often each operation of a decode step ran, and for how many seconds; the rows must have stepped."""
+        assert self._recorded is not None, "only recorded steps are taken apart"
+        return self._recorded.profile(rows)
+
     def _run(self, spans: Sequence[Span]) -> mx.array:
         batch = Batch(_places(spans))
         caches = _views(spans, lambda layers: SpanLayer(batch, layers))

@@ -47,8 +47,8 @@ class RecordedSteps:
                 self._recordings[num_rows] = self._record(num_rows)
             except Exception as fault:  # noqa: BLE001 - a model's own code may raise anything, and does without values
                 return self._give_up(f"a step cannot be recorded: {fault}", plain)
-        layers = [layer for same in zip(*(row.attention_layers() for row in rows), strict=True) for layer in same]
-        logits = self._run(self._recordings[num_rows], ids, rows, layers)
+        layers = _layers(rows)
+        logits = self._recordings[num_rows].run(ids, *_places(rows, layers))
         if self._num_checked[num_rows] < NUM_CHECKED:
             self._num_checked[num_rows] += 1
             expected = plain()
@@ -61,20 +61,9 @@ class RecordedSteps:
             row.length += 1
         return logits
 
-    def _run(
-        self,
-        recording: native.Recording,
-        ids: Sequence[int],
-        rows: Sequence[DenseStorage],
-        layers: Sequence[DenseLayer],
-    ) -> mx.array:
-        storage: list[mx.array] = []
-        bases: list[int] = []
-        for layer in layers:
-            keys, values, base = layer.room_for_next()
-            storage += (keys, values)
-            bases.append(base)
-        return recording.run(ids, [row.length for row in rows], storage, bases)
+    def profile(self, rows: Sequence[DenseStorage]) -> dict[str, tuple[int, float]]:
+        """How often each operation of a recorded step runs, and for how many seconds; nothing is stored."""
+        return self._recordings[len(rows)].profile([0] * len(rows), *_places(rows, _layers(rows)))
 
     def _record(self, num_rows: int) -> native.Recording:
         batch = Batch([Place(row, 1, 0) for row in range(num_rows)])
@@ -98,3 +87,21 @@ class RecordedSteps:
         self.reason = reason
         self._recordings.clear()
         return plain()
+
+
+def _layers(rows: Sequence[DenseStorage]) -> list[DenseLayer]:
+    """The rows' layers as a recording numbers them: by layer, then by row."""
+    return [layer for same in zip(*(row.attention_layers() for row in rows), strict=True) for layer in same]
+
+
+def _places(
+    rows: Sequence[DenseStorage], layers: Sequence[DenseLayer]
+) -> tuple[list[int], list[mx.array], list[int]]:
+    """Positions, storage with room for a token, and the positions that it begins with, for a recording's run."""
+    storage: list[mx.array] = []
+    bases: list[int] = []
+    for layer in layers:
+        keys, values, base = layer.room_for_next()
+        storage += (keys, values)
+        bases.append(base)
+    return [row.length for row in rows], storage, bases

@@ -11,7 +11,6 @@ prompt does to a running stream. `--cost`: one slot over HTTP beside the bare en
 import argparse
 import asyncio
 import json
-import shutil
 import socket
 import statistics
 import subprocess
@@ -24,15 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
-import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.model.load import load
 from engine.model.pull import ensure
+from tests.bench.checkpoint import float32_checkpoint
 from tests.bench.decode import ours
 
+PROMPT_TOKENS = 12
 QUESTION = "Tell me a long story about a fox and a crow."
 WORDS = [
     "the",
@@ -70,19 +68,6 @@ class Stream:
     @property
     def gaps_s(self) -> list[float]:
         return [b - a for a, b in zip(self.tokens_s, self.tokens_s[1:], strict=False)]
-
-
-def float32_checkpoint(path: Path, folder: Path) -> Path:
-    """The checkpoint with every weight as float32, so that both servers compute the same."""
-    loaded = load(path)
-    weights = {name: array.astype(mx.float32) for name, array in tree_flatten(loaded.model.parameters())}
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    config = {k: v for k, v in loaded.config.items() if not k.startswith("quantization")}
-    (folder / "config.json").write_text(json.dumps(config))
-    for file in path.iterdir():
-        if file.name.startswith(("tokenizer", "generation_config", "special_tokens", "chat_template")):
-            shutil.copy(file, folder / file.name)
-    return folder
 
 
 @contextmanager
@@ -188,11 +173,11 @@ def disturbance(address: str, salt: str) -> dict[str, float]:
 def cost(model: Path, num_new: int, repeats: int) -> None:
     """Decode rate over HTTP at one slot beside the bare engine on the same checkpoint."""
     engine = Engine.open(EngineConfig(model=model))
-    prompt = engine.tokens.encode("Once upon a time there was a small fox who", True)
+    prompt = [(7 * i + 3) % engine.vocab_size for i in range(PROMPT_TOKENS)]
     bare, served = [], []
     with running("mlxcel", model, 1) as address:
         for repeat in range(repeats):
-            bare.append(ours(engine, prompt, num_new, 1)[1])
+            bare.append(ours(engine, PROMPT_TOKENS, num_new, 1)[1])
             asked = {"prompt": prompt, "max_tokens": num_new, "temperature": 0, "ignore_eos": True, "seed": repeat}
             answer = httpx2.post(f"{address}/v1/completions", json=asked, timeout=None).json()
             served.append(answer["timings"]["predicted_per_second"])

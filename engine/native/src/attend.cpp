@@ -1,5 +1,8 @@
 #include "attend.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "arrays.h"
 #include "levels.h"
 #include "pool.h"
@@ -12,38 +15,37 @@ namespace {
 constexpr int64_t kSharedProducts = 2048;
 constexpr int64_t kTaskProducts = 8192;
 
-// Rows [tokens, heads, 1, dim] into storage [heads, capacity, dim], each span's from `at` on.
-void append(const Rows& rows, int64_t heads, int64_t capacity, int64_t start, int64_t count, int64_t at, float* to) {
-  for (int64_t token = 0; token < count; token++)
-    for (int64_t head = 0; head < heads; head++)
-      rows.lay_out((start + token) * heads + head, rows.length, false,
-                   to + (head * capacity + at + token) * rows.length);
-}
+// `x` [tokens, heads, 1, dim] as the kernels read it. Values that lie apart are laid out anew, which no model at hand
+// needs.
+class Laid {
+ public:
+  Laid(const mx::array& x, int64_t heads) : rows_(x), heads_(heads) {}
 
-struct Task {
-  const Span* span;
-  int64_t head, first, last;
+  Heads heads() {
+    if (rows_.dense) return {rows_.data, {heads_ * rows_.length, rows_.length}};
+    if (rows_.strides.back() == 1) return {rows_.data, {rows_.strides[0], rows_.strides[1]}};
+    copy_.resize(rows_.count * rows_.length);
+    for (int64_t row = 0; row < rows_.count; row++)
+      rows_.lay_out(row, rows_.length, false, copy_.data() + row * rows_.length);
+    return {copy_.data(), {heads_ * rows_.length, rows_.length}};
+  }
+
+ private:
+  Rows rows_;
+  int64_t heads_;
+  std::vector<float> copy_;
 };
 
-void compute(const Attention& call, const std::vector<Span>& spans) {
-  std::vector<Task> tasks;
-  int64_t products = 0;
-  for (const Span& span : spans) {
-    int64_t keys = span.position + span.count;
-    if (call.window) keys = std::min(keys, call.window);
-    int64_t queries = std::max<int64_t>(1, kTaskProducts / std::max<int64_t>(1, keys));
-    products += keys * span.count * call.num_heads;
-    for (int64_t first = 0; first < span.count; first += queries)
-      for (int64_t head = 0; head < call.num_heads; head++)
-        tasks.push_back({&span, head, first, std::min(span.count, first + queries)});
-  }
-  const Level& now = level();
-  auto run = [&](int64_t i) {
-    const Task& task = tasks[i];
-    now.attend(call, *task.span, task.head, task.first, task.last);
-  };
-  if (products >= kSharedProducts) return share(int64_t(tasks.size()), run);
-  for (size_t i = 0; i < tasks.size(); i++) run(int64_t(i));
+void each(int64_t count, bool shared, const std::function<void(int64_t)>& task) {
+  if (shared && count > 1) return share(count, task);
+  for (int64_t i = 0; i < count; i++) task(i);
+}
+
+void complete(AttendWork& work) {
+  bool shared = work.is_large();
+  each(work.num_appends(), shared, [&](int64_t i) { work.append(i); });
+  each(work.num_tasks(), shared, [&](int64_t i) { work.run(i); });
+  each(work.num_merges(), shared, [&](int64_t i) { work.merge(i); });
 }
 
 class Attend : public CpuPrimitive {
@@ -56,11 +58,7 @@ class Attend : public CpuPrimitive {
     size_t at = appends_ ? 3 : 1;
     Attention call{};
     if (has_sinks_) call.sinks = inputs[at++].data<float>();
-    Rows queries(inputs[0]);
-    call.queries = queries.data;
     call.num_heads = inputs[0].shape(1);
-    call.query_strides[0] = queries.dense ? call.num_heads * queries.length : queries.strides[0];
-    call.query_strides[1] = queries.dense ? queries.length : queries.strides[1];
     call.out = allocate(outputs[0]);
     call.num_key_heads = inputs[at].shape(1);
     call.key_dim = inputs[at].shape(3);
@@ -78,29 +76,19 @@ class Attend : public CpuPrimitive {
         outputs[1 + 2 * i].copy_shared_buffer(keys);
         outputs[2 + 2 * i].copy_shared_buffer(values);
       }
-      spans.push_back({start, count, position, base, keys.data<float>(), values.data<float>(), keys.shape(2)});
+      spans.push_back({start, count, position, base, keys.data<float>(), values.data<float>(), keys.shape(2), nullptr});
     }
-    std::vector<Rows> added;
-    if (appends_) added = {Rows(inputs[1]), Rows(inputs[2])};
-    // A query whose values lie apart is laid out anew, which no model at hand needs.
-    bool apart = !queries.dense && queries.strides.back() != 1;
-    dispatch([call, queries, apart, spans = std::move(spans), added = std::move(added)]() mutable {
-      for (const Span& span : spans) {
-        if (added.empty()) break;
-        int64_t from = span.position - span.base;
-        append(added[0], call.num_key_heads, span.capacity, span.start, span.count, from, span.keys);
-        append(added[1], call.num_key_heads, span.capacity, span.start, span.count, from, span.values);
+    std::vector<Laid> laid{Laid(inputs[0], call.num_heads)};
+    for (int i = 1; appends_ && i < 3; i++) laid.emplace_back(inputs[i], call.num_key_heads);
+    dispatch([call, spans = std::move(spans), laid = std::move(laid)]() mutable {
+      call.queries = laid[0].heads();
+      if (laid.size() > 1) {
+        call.keys = laid[1].heads();
+        call.values = laid[2].heads();
       }
-      std::vector<float> laid_out;
-      if (apart) {
-        laid_out.resize(queries.count * queries.length);
-        for (int64_t row = 0; row < queries.count; row++)
-          queries.lay_out(row, queries.length, false, laid_out.data() + row * queries.length);
-        call.queries = laid_out.data();
-        call.query_strides[0] = call.num_heads * queries.length;
-        call.query_strides[1] = queries.length;
-      }
-      compute(call, spans);
+      thread_local AttendWork work;
+      work.prepare(call, spans);
+      complete(work);
     });
   }
 
@@ -119,6 +107,47 @@ bool is(const mx::array& a, int64_t first, int64_t second, int64_t third, int64_
 }
 
 }  // namespace
+
+void AttendWork::prepare(const Attention& call, const std::vector<Span>& spans) {
+  call_ = call;
+  spans_ = spans;
+  appends_.clear();
+  tasks_.clear();
+  products_ = 0;
+  for (int64_t i = 0; i < int64_t(spans_.size()); i++) {
+    const Span& span = spans_[i];
+    int64_t keys = span.position + span.count;
+    if (call.window) keys = std::min(keys, call.window);
+    int64_t queries = std::max<int64_t>(1, kTaskProducts / std::max<int64_t>(1, keys));
+    products_ += keys * span.count * call.num_heads;
+    for (int64_t head = 0; call.keys.data && head < call.num_key_heads; head++)
+      appends_.push_back({i, head, 0, span.count});
+    for (int64_t first = 0; first < span.count; first += queries)
+      for (int64_t head = 0; head < call.num_heads; head++)
+        tasks_.push_back({i, head, first, std::min(span.count, first + queries)});
+  }
+}
+
+void AttendWork::append(int64_t i) {
+  auto [at, head, first, last] = appends_[i];
+  const Span& span = spans_[at];
+  for (int64_t token = first; token < last; token++) {
+    int64_t place = head * span.capacity + span.position - span.base + token;
+    std::memcpy((float*)span.keys + place * call_.key_dim, call_.keys.at(span.start + token, head),
+                call_.key_dim * sizeof(float));
+    std::memcpy((float*)span.values + place * call_.value_dim, call_.values.at(span.start + token, head),
+                call_.value_dim * sizeof(float));
+  }
+}
+
+void AttendWork::run(int64_t i) {
+  const Task& task = tasks_[i];
+  level().attend(call_, spans_[task.span], task.head, task.first, task.last);
+}
+
+void AttendWork::merge(int64_t) {}
+
+bool AttendWork::is_large() const { return products_ >= kSharedProducts; }
 
 std::vector<mx::array> attend(const mx::array& queries, const std::optional<mx::array>& keys,
                               const std::optional<mx::array>& values, const std::vector<mx::array>& storage,

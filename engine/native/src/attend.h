@@ -5,9 +5,39 @@
 #include <optional>
 #include <vector>
 
+#include "kernels.h"
 #include "mlx/array.h"
 
 namespace mlxcel {
+
+// What one call of attention does, in pieces for whatever threads there are. Knows nothing of MLX.
+//
+// First all of `append`, then all of `run`, then all of `merge`; within each in any order and on any threads. What
+// `call` and `spans` point to must stay until then. One thread prepares; used again, it keeps what it allocated.
+class AttendWork {
+ public:
+  void prepare(const Attention& call, const std::vector<Span>& spans);
+
+  int64_t num_appends() const { return int64_t(appends_.size()); }
+  void append(int64_t i);
+  int64_t num_tasks() const { return int64_t(tasks_.size()); }
+  void run(int64_t i);
+  int64_t num_merges() const { return 0; }
+  void merge(int64_t i);
+
+  // Whether it is so much that other threads are worth the hand-over.
+  bool is_large() const;
+
+ private:
+  struct Task {
+    int64_t span, head, first, last;
+  };
+
+  Attention call_{};
+  std::vector<Span> spans_;
+  std::vector<Task> appends_, tasks_;
+  int64_t products_ = 0;
+};
 
 // Of each span: where its tokens start in the call, how many they are, the position of the first of them in its row,
 // and the position that its storage begins with.

@@ -43,8 +43,8 @@ void attend_one(const Attention& call, const Span& span, int64_t head, const flo
   using Line = Row<fixed>;
   Line key_row{call.key_dim}, value_row{call.value_dim};
   int64_t key_head = head / (call.num_heads / call.num_key_heads);
-  const float* keys = span.keys + (key_head * span.capacity - span.base) * call.key_dim;
-  const float* values = span.values + (key_head * span.capacity - span.base) * call.value_dim;
+  const float* keys = (const float*)span.keys + (key_head * span.capacity - span.base) * call.key_dim;
+  const float* values = (const float*)span.values + (key_head * span.capacity - span.base) * call.value_dim;
 
   V q[Line::kMost], sum[Line::kMost];
   for (int64_t i = 0; i < key_row.vectors(); i++) q[i] = mul(key_row.at(query, i), all(call.scale));
@@ -102,7 +102,7 @@ inline void attend(const Attention& call, const Span& span, int64_t head, int64_
   for (int64_t i = first; i < last; i++) {
     int64_t token = span.start + i, position = span.position + i;
     int64_t first_key = call.window && position + 1 > call.window ? position + 1 - call.window : 0;
-    const float* query = call.queries + token * call.query_strides[0] + head * call.query_strides[1];
+    const float* query = call.queries.at(token, head);
     float* out = call.out + (token * call.num_heads + head) * call.value_dim;
     one(call, span, head, query, first_key, position, out);
   }

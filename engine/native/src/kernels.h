@@ -33,23 +33,37 @@ struct Linear {
   int64_t num_blocks() const { return (num_inputs + kBlock - 1) / kBlock; }
 };
 
+// Heads of the call's tokens: element (token, head, i) at token * strides[0] + head * strides[1] + i.
+struct Heads {
+  const float* data;
+  int64_t strides[2];
+
+  const float* at(int64_t token, int64_t head) const { return data + token * strides[0] + head * strides[1]; }
+};
+
+// Positions that share one block of a pool.
+constexpr int64_t kPage = 16;
+
 // A piece of a row's tokens that attend: `count` queries, the first of them at `position`, and where its keys lie.
 struct Span {
   int64_t start, count, position;  // of its first token in the call and in its row
-  int64_t base;                    // position of the first key in storage
-  float* keys;                     // [heads, capacity, key_dim]
-  float* values;                   // [heads, capacity, value_dim]
+  int64_t base;                    // position of the first key in storage; paged: a multiple of kPage
+  void* keys;                      // [key heads, capacity, key_dim]; paged: [blocks, key heads, kPage, key_dim]
+  void* values;                    // likewise, of value_dim
   int64_t capacity;
+  const int32_t* table;  // the pool's block of each kPage positions from `base` on; null: not paged
 };
 
 struct Attention {
-  const float* queries;  // element (token, head, i) at token * query_strides[0] + head * query_strides[1] + i
-  int64_t query_strides[2];
+  Heads queries;       // [tokens, num_heads, key_dim]
+  Heads keys, values;  // [tokens, num_key_heads, dim], which are stored first; null: all is stored
   float* out;          // [tokens, num_heads, value_dim]
   const float* sinks;  // [num_heads], or null
   int64_t num_heads, num_key_heads, key_dim, value_dim;
+  Type type;       // of what is stored
   int64_t window;  // how many positions, its own included, a query sees; 0: all
   float scale;
+  float softcap;  // scores become softcap * tanh(score / softcap); 0: stay
 };
 
 constexpr int64_t kMaxHeadDim = 512;

@@ -13,7 +13,9 @@ namespace {
 
 // Products of queries and keys below which handing over to other threads costs more than it saves.
 constexpr int64_t kSharedProducts = 2048;
-constexpr int64_t kTaskProducts = 8192;
+// Queries, those of each head counted, that one task goes through a block of keys with.
+constexpr int64_t kTaskRows = 64;
+constexpr int64_t kAppendTokens = 64;
 
 // `x` [tokens, heads, 1, dim] as the kernels read it. Values that lie apart are laid out anew, which no model at hand
 // needs.
@@ -113,39 +115,76 @@ void AttendWork::prepare(const Attention& call, const std::vector<Span>& spans) 
   spans_ = spans;
   appends_.clear();
   tasks_.clear();
-  products_ = 0;
-  for (int64_t i = 0; i < int64_t(spans_.size()); i++) {
-    const Span& span = spans_[i];
-    int64_t keys = span.position + span.count;
-    if (call.window) keys = std::min(keys, call.window);
-    int64_t queries = std::max<int64_t>(1, kTaskProducts / std::max<int64_t>(1, keys));
-    products_ += keys * span.count * call.num_heads;
-    for (int64_t head = 0; call.keys.data && head < call.num_key_heads; head++)
-      appends_.push_back({i, head, 0, span.count});
-    for (int64_t first = 0; first < span.count; first += queries)
-      for (int64_t head = 0; head < call.num_heads; head++)
-        tasks_.push_back({i, head, first, std::min(span.count, first + queries)});
+  merges_.clear();
+  num_partials_ = products_ = 0;
+  for (const Span& span : spans_)
+    if (span.count > 0) add(span);
+  partials_.resize(num_partials_);
+}
+
+void AttendWork::add(const Span& span) {
+  int64_t last = span.position + span.count - 1, keys = call_.window ? std::min(last + 1, call_.window) : last + 1;
+  products_ += keys * span.count * call_.num_heads;
+  int64_t tokens = std::max<int64_t>(1, kTaskRows / (call_.num_heads / call_.num_key_heads));
+  auto part_of = [&](int64_t position) { return position / kPartKeys; };
+  for (int64_t head = 0; head < call_.num_key_heads; head++) {
+    if (span.count <= tokens) {
+      add_parts(span, head, part_of(call_.first_key(span.position)), part_of(last));
+      continue;
+    }
+    for (int64_t first = 0; call_.keys.data && first < span.count; first += kAppendTokens)
+      appends_.push_back({{&span, head, first, std::min(span.count, first + kAppendTokens)}});
   }
+  if (span.count <= tokens) return;
+  // The last queries see the most keys; begun first, they do not keep the other threads waiting at the end.
+  for (int64_t first = (span.count - 1) / tokens * tokens; first >= 0; first -= tokens)
+    for (int64_t head = 0; head < call_.num_key_heads; head++) {
+      int64_t until = std::min(span.count, first + tokens);
+      tasks_.push_back({{&span, head, first, until, part_of(call_.first_key(span.position + first)),
+                         part_of(span.position + until - 1)}});
+    }
+}
+
+// Few queries: a task for each part, which can store what is new in it, for no other reads that.
+void AttendWork::add_parts(const Span& span, int64_t key_head, int64_t first_part, int64_t last_part) {
+  AttendTask all{&span, key_head, 0, span.count, first_part, last_part};
+  if (first_part < last_part) merges_.push_back({all, num_partials_});
+  for (int64_t part = first_part; part <= last_part; part++) {
+    Task task{all, -1, call_.keys.data != nullptr};
+    task.task.first_part = task.task.last_part = part;
+    if (first_part < last_part) {
+      task.partial = num_partials_;
+      num_partials_ += span.count * (call_.num_heads / call_.num_key_heads) * partial_floats(call_);
+    }
+    tasks_.push_back(task);
+  }
+}
+
+AttendTask AttendWork::with_partial(const Task& task) {
+  AttendTask whole = task.task;
+  if (task.partial >= 0) whole.partial = partials_.data() + task.partial;
+  return whole;
 }
 
 void AttendWork::append(int64_t i) {
-  auto [at, head, first, last] = appends_[i];
-  const Span& span = spans_[at];
-  for (int64_t token = first; token < last; token++) {
-    int64_t place = head * span.capacity + span.position - span.base + token;
-    std::memcpy((float*)span.keys + place * call_.key_dim, call_.keys.at(span.start + token, head),
-                call_.key_dim * sizeof(float));
-    std::memcpy((float*)span.values + place * call_.value_dim, call_.values.at(span.start + token, head),
-                call_.value_dim * sizeof(float));
-  }
+  const AttendTask& task = appends_[i].task;
+  level().append(call_, *task.span, task.key_head, task.first, task.last);
 }
 
 void AttendWork::run(int64_t i) {
-  const Task& task = tasks_[i];
-  level().attend(call_, spans_[task.span], task.head, task.first, task.last);
+  AttendTask task = with_partial(tasks_[i]);
+  if (tasks_[i].appends) {
+    int64_t from = task.first_part * kPartKeys - task.span->position;
+    int64_t first = std::max(task.first, from), last = std::min(task.last, from + kPartKeys);
+    level().append(call_, *task.span, task.key_head, first, last);
+  }
+  level().attend(call_, task, scratch(scratch_floats(call_, task)));
 }
 
-void AttendWork::merge(int64_t) {}
+void AttendWork::merge(int64_t i) {
+  AttendTask task = with_partial(merges_[i]);
+  level().merge(call_, task, scratch(scratch_floats(call_, task)));
+}
 
 bool AttendWork::is_large() const { return products_ >= kSharedProducts; }
 

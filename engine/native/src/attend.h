@@ -22,7 +22,7 @@ class AttendWork {
   void append(int64_t i);
   int64_t num_tasks() const { return int64_t(tasks_.size()); }
   void run(int64_t i);
-  int64_t num_merges() const { return 0; }
+  int64_t num_merges() const { return int64_t(merges_.size()); }
   void merge(int64_t i);
 
   // Whether it is so much that other threads are worth the hand-over.
@@ -30,13 +30,20 @@ class AttendWork {
 
  private:
   struct Task {
-    int64_t span, head, first, last;
+    AttendTask task;
+    int64_t partial = -1;  // where in partials_
+    bool appends = false;  // what of the span lies in its parts
   };
+
+  void add(const Span& span);
+  void add_parts(const Span& span, int64_t key_head, int64_t first_part, int64_t last_part);
+  AttendTask with_partial(const Task& task);
 
   Attention call_{};
   std::vector<Span> spans_;
-  std::vector<Task> appends_, tasks_;
-  int64_t products_ = 0;
+  std::vector<Task> appends_, tasks_, merges_;
+  std::vector<float> partials_;
+  int64_t num_partials_ = 0, products_ = 0;
 };
 
 // Of each span: where its tokens start in the call, how many they are, the position of the first of them in its row,

@@ -6,6 +6,5 @@
 
 namespace mlxcel {
 extern const Level level_avx2;
-const Level level_avx2{"AVX2", avx2::linear, avx2::attend, avx2::rms_norm,
-                         avx2::swiglu};
+const Level level_avx2{"AVX2", avx2::linear, avx2::append, avx2::attend, avx2::merge, avx2::rms_norm, avx2::swiglu};
 }  // namespace mlxcel

@@ -6,6 +6,5 @@
 
 namespace mlxcel {
 extern const Level level_neon;
-const Level level_neon{"NEON", neon::linear, neon::attend, neon::rms_norm,
-                         neon::swiglu};
+const Level level_neon{"NEON", neon::linear, neon::append, neon::attend, neon::merge, neon::rms_norm, neon::swiglu};
 }  // namespace mlxcel

@@ -5,6 +5,5 @@
 
 namespace mlxcel {
 extern const Level level_plain;
-const Level level_plain{"plain C++", plain::linear, plain::attend, plain::rms_norm,
-                         plain::swiglu};
+const Level level_plain{"plain C++", plain::linear, plain::append, plain::attend, plain::merge, plain::rms_norm, plain::swiglu};
 }  // namespace mlxcel

@@ -94,8 +94,6 @@ template <class T>
 struct Lines {
   const T* halves[2];
   int64_t stride;
-
-  const T* operator[](int64_t key) const { return halves[uint64_t(key) / kPage] + uint64_t(key) % kPage * stride; }
 };
 static_assert(kKeys == 2 * kPage);
 
@@ -110,44 +108,54 @@ struct Length {
 struct Range {
   int64_t from, until;
   bool empty() const { return from >= until; }
+  Range half(int64_t i) const { return {std::max(from, i * kPage), std::min(until, i * kPage + kPage)}; }
 };
 
 // Products of `rows` queries, each `length.padded` behind the other, with the keys of `range`.
 template <int rows, int64_t fixed, class T>
-void score(const float* queries, Length<fixed> length, const Lines<T>& keys, Range range, float scores[][kScores]) {
-  for (int64_t key = range.from; key < range.until; key += 4) {
-    V dots[rows][4];
-    const T* lines[4];
-    for (int k = 0; k < 4; k++) {
-      lines[k] = keys[std::min(key + k, range.until - 1)];
-      for (int r = 0; r < rows; r++) dots[r][k] = zero();
-    }
-    for (int64_t i = 0; i < length.vectors(); i++) {
-      V line[4];
-      for (int k = 0; k < 4; k++) line[k] = wide(lines[k] + i * kLanes);
-      for (int r = 0; r < rows; r++) {
-        V query = load(queries + r * length.padded + i * kLanes);
-        for (int k = 0; k < 4; k++) dots[r][k] = fma(query, line[k], dots[r][k]);
+void score(const float* queries, Length<fixed> length, const Lines<T>& keys, Range whole, float scores[][kScores]) {
+  for (int half = 0; half < 2; half++) {
+    Range range = whole.half(half);
+    if (range.empty()) continue;
+    const T* line = keys.halves[half] + (range.from - half * kPage) * keys.stride;
+    for (int64_t key = range.from; key < range.until; key += 4, line += 4 * keys.stride) {
+      V dots[rows][4];
+      const T* lines[4];
+      for (int k = 0; k < 4; k++) {
+        lines[k] = line + std::min<int64_t>(k, range.until - 1 - key) * keys.stride;
+        for (int r = 0; r < rows; r++) dots[r][k] = zero();
       }
+      for (int64_t i = 0; i < length.vectors(); i++) {
+        V part[4];
+        for (int k = 0; k < 4; k++) part[k] = wide(lines[k] + i * kLanes);
+        for (int r = 0; r < rows; r++) {
+          V query = load(queries + r * length.padded + i * kLanes);
+          for (int k = 0; k < 4; k++) dots[r][k] = fma(query, part[k], dots[r][k]);
+        }
+      }
+      for (int r = 0; r < rows; r++) sums(dots[r], scores[r] + key);
     }
-    for (int r = 0; r < rows; r++) sums(dots[r], scores[r] + key);
   }
 }
 
-// Adds the values of `range`, each times its weight, to `rows` sums.
+// Adds the values of `whole`, each times its weight, to `rows` sums.
 template <int rows, int vectors, class T>
-void weigh_some(float* sum, int64_t padded, const Lines<T>& values, Range range, const float weights[][kScores],
+void weigh_some(float* sum, int64_t padded, const Lines<T>& values, Range whole, const float weights[][kScores],
                 int64_t at) {
   V sums[rows][vectors];
   for (int r = 0; r < rows; r++)
     for (int i = 0; i < vectors; i++) sums[r][i] = load(sum + r * padded + at + i * kLanes);
-  for (int64_t key = range.from; key < range.until; key++) {
-    const T* line = values[key] + at;
-    V value[vectors];
-    for (int i = 0; i < vectors; i++) value[i] = wide(line + i * kLanes);
-    for (int r = 0; r < rows; r++) {
-      V weight = all(weights[r][key]);
-      for (int i = 0; i < vectors; i++) sums[r][i] = fma(weight, value[i], sums[r][i]);
+  for (int half = 0; half < 2; half++) {
+    Range range = whole.half(half);
+    if (range.empty()) continue;
+    const T* line = values.halves[half] + (range.from - half * kPage) * values.stride + at;
+    for (int64_t key = range.from; key < range.until; key++, line += values.stride) {
+      V value[vectors];
+      for (int i = 0; i < vectors; i++) value[i] = wide(line + i * kLanes);
+      for (int r = 0; r < rows; r++) {
+        V weight = all(weights[r][key]);
+        for (int i = 0; i < vectors; i++) sums[r][i] = fma(weight, value[i], sums[r][i]);
+      }
     }
   }
   for (int r = 0; r < rows; r++)
@@ -160,14 +168,6 @@ void weigh(float* sum, Length<fixed> length, const Lines<T>& values, Range range
   int64_t i = 0, vectors = length.vectors();
   for (; i + 4 <= vectors; i += 4) weigh_some<rows, 4>(sum, length.padded, values, range, weights, i * kLanes);
   for (; i < vectors; i++) weigh_some<rows, 1>(sum, length.padded, values, range, weights, i * kLanes);
-}
-
-inline float max_of(V v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  return lanes[0];
 }
 
 // An online softmax: the largest score so far, and the sum of the others' exponentials by it.
@@ -326,7 +326,7 @@ class Worker {
 
   static void widen(const Lines<T>& lines, Range range, int64_t dim, int64_t padded, float* to) {
     for (int64_t key = range.from; key < range.until; key++) {
-      const T* line = lines[key];
+      const T* line = lines.halves[key / kPage] + key % kPage * lines.stride;
       for (int64_t i = 0; i < padded; i += kLanes) {
         int64_t left = dim - i;
         if (left >= kLanes) {

@@ -115,6 +115,8 @@ inline V two_to(V a) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a), _mm512_set1_epi32(127)), 23));
 }
 
+inline float max_of(V v) { return _mm512_reduce_max_ps(v); }
+
 // The sum of each of four vectors, all by the same tree.
 inline void sums(const V v[4], float out[4]) {
   V ab = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
@@ -272,6 +274,14 @@ inline void sums(const V v[4], float out[4]) {
 #endif
 
 #if !defined(MLXCEL_AVX512)
+inline float max_of(V v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
+}
+
 inline V load_part(const float* from, int count) {
   float part[kLanes] = {};
   std::memcpy(part, from, count * sizeof(float));

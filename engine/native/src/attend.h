@@ -51,8 +51,9 @@ class AttendWork {
 using SpanPlace = std::array<int64_t, 4>;
 
 // `queries` are [tokens, heads, 1, dim]; `storage` holds each span's keys and values, [1, key heads, capacity, dim],
-// one after the other. Where `keys` and `values` [tokens, key heads, 1, dim] are given they are first written into
-// storage, in place.
+// one after the other, all of float32, float16 or bfloat16. Where `keys` and `values` [tokens, key heads, 1, dim] are
+// given they are first rounded and written into storage, in place. The window is in positions, the query's own
+// included; 0: none. Scores are capped where `softcap` is not 0.
 //
 // Returns the attention's output [tokens, heads, 1, value dim]; behind it, where keys were given, the storage again.
 // Whoever goes on with a row must use these arrays: they say that the write has been done.
@@ -60,6 +61,17 @@ std::vector<mlx::core::array> attend(const mlx::core::array& queries, const std:
                                      const std::optional<mlx::core::array>& values,
                                      const std::vector<mlx::core::array>& storage,
                                      const std::vector<SpanPlace>& places, float scale, int64_t window,
-                                     const std::optional<mlx::core::array>& sinks);
+                                     const std::optional<mlx::core::array>& sinks, float softcap);
+
+// The same over a pool: [blocks, key heads, kPage, dim] for keys and for values, and of each span a table, int32, of
+// the blocks that hold its positions from where its storage begins, a multiple of kPage. A table that names a block
+// outside of the pool is an error when the work is done; what it names twice is written twice.
+std::vector<mlx::core::array> attend_paged(const mlx::core::array& queries,
+                                           const std::optional<mlx::core::array>& keys,
+                                           const std::optional<mlx::core::array>& values,
+                                           const mlx::core::array& key_pool, const mlx::core::array& value_pool,
+                                           const std::vector<mlx::core::array>& tables,
+                                           const std::vector<SpanPlace>& places, float scale, int64_t window,
+                                           const std::optional<mlx::core::array>& sinks, float softcap);
 
 }  // namespace mlxcel

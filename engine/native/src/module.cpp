@@ -29,8 +29,11 @@ NB_MODULE(mlxcel_native, m) {
         "freqs"_a = nb::none(), "As mx.fast.rope, its offset an array.");
   m.def("swiglu", &mlxcel::swiglu, "gate"_a, "x"_a, "gate * sigmoid(gate) * x");
   m.def("attend", &mlxcel::attend, "queries"_a, "keys"_a.none(), "values"_a.none(), "storage"_a, "places"_a,
-        "scale"_a, "window"_a = 0, "sinks"_a = nb::none(),
+        "scale"_a, "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0,
         "Append and causal attention of spans over their rows' storage; gives the output, then the storage.");
+  m.def("attend_paged", &mlxcel::attend_paged, "queries"_a, "keys"_a.none(), "values"_a.none(), "key_pool"_a,
+        "value_pool"_a, "tables"_a, "places"_a, "scale"_a, "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0,
+        "As attend, over blocks of 16 positions of a pool, found by each span's table.");
   m.def("lay_together", &mlxcel::lay_together, "arrays"_a, "Copies in one buffer of huge pages.");
   m.def("levels", [] {
     std::vector<std::string> names;

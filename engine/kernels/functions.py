@@ -24,6 +24,11 @@ def in_use() -> bool:
     return _in_use.get()
 
 
+def are_used_by(model: Any) -> bool:
+    """Whether `model` runs on the compiled kernels when it is called."""
+    return getattr(type(model), "runs_compiled", False)
+
+
 def use_while_called(model: Any) -> None:
     """Let `model` run on the kernels whenever it is called. Its class is replaced by a subclass of it."""
     original = type(model)
@@ -35,7 +40,7 @@ def use_while_called(model: Any) -> None:
         finally:
             _in_use.reset(before)
 
-    model.__class__ = type(f"Compiled{original.__name__}", (original,), {"__call__": call})
+    model.__class__ = type(f"Compiled{original.__name__}", (original,), {"__call__": call, "runs_compiled": True})
     _install()
     for name in {type(module).__module__ for module in model.modules()}:
         if vars(sys.modules[name]).get("swiglu") is _plain_swiglu:

@@ -222,8 +222,8 @@ def test_what_is_stored_is_rounded_to_nearest_even(level, rng, dtype):
     row.values[:9, 0, 0, 0] = [65519, 65520, 1e30, -np.inf, np.inf, 3.4e38, 0, -0.0, np.nan]
     attend([row], [2048])
     mx.eval(row.storage)
-    for stored, given in zip(row.storage, (row.keys, row.values), strict=True):
-        kept = np.clip(given, -most, most).transpose(2, 1, 0, 3)
+    for stored, said in zip(row.storage, (row.keys, row.values), strict=True):
+        kept = np.clip(said, -most, most).transpose(2, 1, 0, 3)
         wanted = mx.array(kept).astype(dtype)
         if dtype == mx.float16:
             wanted = mx.array(kept.astype(np.float16))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from engine.errors import ConfigError
 from engine.request import Sampling
 
+CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 GREEDY = Sampling(temperature=0.0)
 SERVE_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
@@ -26,9 +27,14 @@ class Setting:
     maximum: float | None = None
     aliases: tuple[str, ...] = ()
     flag: bool = True
+    choices: tuple[str, ...] = ()
 
-    def check(self, name: str, value: float) -> None:
-        """Raise ConfigError when `value`, of the field `name`, is out of the bounds or no number."""
+    def check(self, name: str, value: Any) -> None:
+        """Raise ConfigError when `value`, of the field `name`, is no choice, out of the bounds or no number."""
+        if self.choices and value not in self.choices:
+            raise ConfigError(name, f"{name} must be one of {', '.join(self.choices)}, not {value}")
+        if isinstance(value, (str, Path, tuple)):
+            return
         if not math.isfinite(value):
             raise ConfigError(name, f"{name} must be a finite number, not {value}")
         if self.minimum is not None and value < self.minimum:
@@ -45,9 +51,10 @@ def setting(
     maximum: float | None = None,
     aliases: tuple[str, ...] = (),
     flag: bool = True,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A dataclass field that carries its help text and bounds; `flag=False` keeps it off the command line."""
-    said = Setting(help, minimum, maximum, aliases, flag)
+    said = Setting(help, minimum, maximum, aliases, flag, choices)
     return dataclasses.field(default=default, metadata={"setting": said})
 
 
@@ -63,7 +70,7 @@ def check_bounds(config: Any) -> None:
     """
     for field in dataclasses.fields(config):
         said, value = setting_of(field), getattr(config, field.name)
-        if said is None or value is None or isinstance(value, (str, Path, tuple)):
+        if said is None or value is None:
             continue
         said.check(field.name, value)
 
@@ -102,6 +109,11 @@ class EngineConfig:
         0, "CPU threads of the compiled kernels; 0: the cores this process may use", minimum=0, maximum=1024,
         aliases=("-t",),
     )  # fmt: skip
+    cache_dtype: str = setting(
+        "auto",
+        "type that keys and values are stored in; auto: float16 where compiled kernels attend, else the model's",
+        choices=CACHE_DTYPES,
+    )
     portable: bool = setting(False, "run on MLX's own operations, without the compiled kernels")
     trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")
     chat_template: Path | None = setting(None, "a Jinja file used in place of the checkpoint's chat template")

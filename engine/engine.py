@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from engine.cache import adapter
+from engine.cache import adapter, dtype
 from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, StepFailed
 from engine.finish import FinishStep
-from engine.forward import Span
-from engine.kernels import native, portable
+from engine.forward import Forward, Span
+from engine.kernels import functions, native, portable
 from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
 from engine.plan import Piece, PrefillPlan, Tick
@@ -76,6 +76,8 @@ class Engine:
         else:
             self._forward = forward_of(loaded.model, loaded.vocab_size, verdict)
         self.verdict = verdict
+        compiled = functions.are_used_by(loaded.model) and self._forward.by_handles
+        self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
         self.num_slots = config.num_slots(batches=self._forward.batches)
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
@@ -83,6 +85,7 @@ class Engine:
         self.notes = (
             *loaded.notes,
             f"decode path: {verdict.mode} ({verdict.reason})",
+            _cache_note(self._forward),
             f"context: {self.context_length} tokens, slots: {self.num_slots}",
         )
 
@@ -267,6 +270,13 @@ class Engine:
         self._read()
         if following is not None and any(row.finish_reason is None for row in following.rows):
             self._in_flight = following
+
+
+def _cache_note(forward: Forward) -> str:
+    if not forward.stores:
+        return "cache: what the model keeps, in its own types"
+    kept = "in the model's type" if forward.cache_dtype is None else f"as {dtype.name_of(forward.cache_dtype)}"
+    return f"cache: keys and values {kept}"
 
 
 def leave_thread() -> None:

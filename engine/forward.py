@@ -54,11 +54,18 @@ class Span:
 
 
 class Forward(Protocol):
-    """One way to run spans. `on_grid`: results depend on where a prompt is cut."""
+    """One way to run spans. `on_grid`: results depend on where a prompt is cut.
+
+    Where `stores` says that rows of ours keep keys and values, `cache_dtype` is the type that they are stored in,
+    or None: their own. `by_handles`: attention is run on what is stored, not on arrays given to the model.
+    """
 
     name: str
     on_grid: bool
     batches: bool
+    cache_dtype: mx.Dtype | None
+    stores: bool
+    by_handles: bool
 
     def open(self) -> RowStorage:
         """Storage for a new row."""
@@ -75,16 +82,19 @@ class SpansForward:
     name = "spans"
     on_grid = False
     batches = True
+    cache_dtype: mx.Dtype | None = None
+    stores = True
+    by_handles = True
 
     def __init__(self, model: Any, selection: HeadSelection) -> None:
         self._model = model
         self._selection = selection
         self._kinds = layer_kinds(model)
         _refuse(self._kinds, lambda kind: kind.is_attention)
-        self._recorded = RecordedSteps(model, self._kinds) if functions.uses_kernels(model) else None
+        self._recorded = RecordedSteps(model, self._kinds) if functions.are_used_by(model) else None
 
     def open(self) -> DenseStorage:
-        return DenseStorage(self._kinds)
+        return DenseStorage(self._kinds, self.cache_dtype)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
         if self._recorded is None or not all(span.is_step for span in spans):
@@ -121,6 +131,7 @@ class RowsForward:
     name = "rows"
     on_grid = True
     batches = True
+    cache_dtype: mx.Dtype | None = None
 
     def __init__(self, model: Any, selection: HeadSelection, *, gathered: int = 0) -> None:
         self._model = model
@@ -128,9 +139,11 @@ class RowsForward:
         self._gathered = gathered
         self._kinds = layer_kinds(model)
         _refuse(self._kinds, lambda kind: kind.is_known)
+        self.stores = any(kind.has_attention for kind in self._kinds)
+        self.by_handles = self.stores and not gathered
 
     def open(self) -> DenseStorage:
-        return DenseStorage(self._kinds)
+        return DenseStorage(self._kinds, self.cache_dtype)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
         together = [span for span in spans if span.count == 1 and span.storage.length > 0]
@@ -170,6 +183,9 @@ class AloneForward:
     name = "alone"
     on_grid = True
     batches = False
+    cache_dtype: mx.Dtype | None = None
+    stores = False
+    by_handles = False
 
     def __init__(self, model: Any, selection: HeadSelection) -> None:
         self._model = model

@@ -96,7 +96,8 @@ def _parameter(row: Row, *, per_request: bool) -> inspect.Parameter:
     if not (per_request or row.kind is bool or row.default in (None, "")):
         help_text += f" [default: {row.default}]"
     bounds = {"min": row.said.minimum, "max": row.said.maximum}
-    option = typer.Option(*row.flags, help=help_text, metavar=METAVARS.get(row.kind), **bounds)
+    metavar = "|".join(row.said.choices) or METAVARS.get(row.kind)
+    option = typer.Option(*row.flags, help=help_text, metavar=metavar, **bounds)
     annotation = Annotated[row.kind | None, option]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 

@@ -24,6 +24,11 @@ class LayerKind:
         return self.name in ("full", "window")
 
     @property
+    def has_attention(self) -> bool:
+        """Whether plain keys and values are among what the layer keeps."""
+        return self.is_attention or any(part.has_attention for part in self.parts)
+
+    @property
     def is_known(self) -> bool:
         """Whether the layer's state can be kept outside mlx-lm's own caches."""
         return self.name != "other" and all(part.is_known for part in self.parts)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from engine.cache.dtype import rounded
 from engine.cache.kinds import LayerKind
 
 GROWTH_TOKENS = 256
@@ -28,12 +29,14 @@ class DenseLayer:
 
     A layer with a window forgets what no later query can see, and moves the rest to the front when its buffer
     is full, so that a token's cost does not depend on the position. Shapes: `[1, heads, tokens, head_dim]`.
+    They are stored as `dtype`, or, with None, as what they are.
     """
 
-    __slots__ = ("_base", "_keys", "_length", "_values", "_window")
+    __slots__ = ("_base", "_dtype", "_keys", "_length", "_values", "_window")
 
-    def __init__(self, kind: LayerKind) -> None:
+    def __init__(self, kind: LayerKind, dtype: mx.Dtype | None = None) -> None:
         self._window = kind.window
+        self._dtype = dtype
         self._keys: mx.array | None = None
         self._values: mx.array | None = None
         self._base = 0  # position of the first token in the buffers
@@ -56,8 +59,8 @@ class DenseLayer:
         assert self._keys is not None
         assert self._values is not None
         at = self._length - self._base
-        self._keys[..., at : at + num_tokens, :] = keys
-        self._values[..., at : at + num_tokens, :] = values
+        self._keys[..., at : at + num_tokens, :] = rounded(keys, self._keys.dtype)
+        self._values[..., at : at + num_tokens, :] = rounded(values, self._values.dtype)
         self._length += num_tokens
 
     def room(self, num_tokens: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array, int]:
@@ -92,7 +95,7 @@ class DenseLayer:
         self._length += num_tokens
 
     def view(self, first_position: int) -> tuple[mx.array, mx.array]:
-        """Keys and values from `first_position` to the last stored."""
+        """Keys and values from `first_position` to the last stored, in the type that they are stored in."""
         assert self._keys is not None, "nothing is stored yet"
         assert self._values is not None
         assert first_position >= self._base, "these positions have left the window"
@@ -113,11 +116,10 @@ class DenseLayer:
         self._values = self._moved(self._values, values, used, kept, capacity)
         self._base = self._length - kept
 
-    @staticmethod
-    def _moved(buffer: mx.array | None, like: mx.array, used: int, kept: int, capacity: int) -> mx.array:
+    def _moved(self, buffer: mx.array | None, like: mx.array, used: int, kept: int, capacity: int) -> mx.array:
         """A larger buffer that begins with the last `kept` of `used` tokens."""
         shape = (1, like.shape[1], capacity - kept, like.shape[3])
-        room = mx.zeros(shape, like.dtype)
+        room = mx.zeros(shape, self._dtype or like.dtype)
         if buffer is None or kept == 0:
             return room
         return mx.concatenate([buffer[..., used - kept : used, :], room], axis=2)
@@ -140,8 +142,8 @@ class ListLayer:
 
     __slots__ = ("parts",)
 
-    def __init__(self, kind: LayerKind) -> None:
-        self.parts = [new_layer(part) for part in kind.parts]
+    def __init__(self, kind: LayerKind, dtype: mx.Dtype | None) -> None:
+        self.parts = [new_layer(part, dtype) for part in kind.parts]
 
     def arrays(self) -> list[mx.array]:
         return [array for part in self.parts for array in part.arrays()]
@@ -150,15 +152,15 @@ class ListLayer:
 Layer = DenseLayer | StateLayer | ListLayer
 
 
-def new_layer(kind: LayerKind) -> Layer:
-    """Empty storage for a layer of this kind."""
+def new_layer(kind: LayerKind, dtype: mx.Dtype | None = None) -> Layer:
+    """Empty storage for a layer of this kind; keys and values are stored as `dtype`, or as what they are."""
     match kind.name:
         case "state":
             return StateLayer(kind)
         case "list":
-            return ListLayer(kind)
+            return ListLayer(kind, dtype)
     assert kind.is_attention, f"no storage is known for {kind.cache_class}"
-    return DenseLayer(kind)
+    return DenseLayer(kind, dtype)
 
 
 class DenseStorage:
@@ -166,8 +168,8 @@ class DenseStorage:
 
     __slots__ = ("layers", "length")
 
-    def __init__(self, kinds: Sequence[LayerKind]) -> None:
-        self.layers = [new_layer(kind) for kind in kinds]
+    def __init__(self, kinds: Sequence[LayerKind], dtype: mx.Dtype | None = None) -> None:
+        self.layers = [new_layer(kind, dtype) for kind in kinds]
         self.length = 0
 
     def arrays(self) -> list[mx.array]:

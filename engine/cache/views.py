@@ -70,7 +70,8 @@ class GatheredLayer(AttentionView):
         gathered = []
         for row, (layer, seen) in enumerate(zip(self._layers, self._seen, strict=True)):
             layer.append(keys[row : row + 1], values[row : row + 1])
-            gathered.append(layer.view(layer.length - seen))
+            stored_keys, stored_values = layer.view(layer.length - seen)
+            gathered.append((stored_keys.astype(keys.dtype), stored_values.astype(values.dtype)))
         longest = max(self._seen)
         self._keys = mx.concatenate([_padded(keys, longest) for keys, _ in gathered])
         self._values = mx.concatenate([_padded(values, longest) for _, values in gathered])
@@ -112,7 +113,8 @@ class SequenceLayer(AttentionView):
         """Store the tokens; return them behind those that the first of them still sees."""
         first = self._layer.length - self._num_before()
         self._layer.append(keys, values)
-        self._keys, self._values = self._layer.view(first)
+        stored_keys, stored_values = self._layer.view(first)
+        self._keys, self._values = stored_keys.astype(keys.dtype), stored_values.astype(values.dtype)
         return self._keys, self._values
 
     def keys_and_values(self) -> tuple[mx.array | None, mx.array | None]:

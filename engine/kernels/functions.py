@@ -26,7 +26,7 @@ def in_use() -> bool:
     return _in_use.get()
 
 
-def uses_kernels(model: Any) -> bool:
+def are_used_by(model: Any) -> bool:
     """Whether `model` runs on the kernels when it is called."""
     return getattr(type(model), "uses_kernels", False) is True
 

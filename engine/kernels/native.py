@@ -161,17 +161,49 @@ def attend(
     scale: float,
     window: int = 0,
     sinks: mx.array | None = None,
+    softcap: float = 0.0,
 ) -> list[mx.array]:
-    """Causal attention of spans over their rows' dense storage; all float32.
+    """Causal attention of spans over their rows' dense storage; all float32 but the storage.
 
-    `queries` `[T, heads, 1, dim]`; `storage` each span's keys and values, `[1, key heads, capacity, dim]`;
-    `places` each span's first token in T, number of tokens, position of the first, and position that its storage
-    begins with. `new` keys and values `[T, key heads, 1, dim]` are written into storage first, in place.
+    `queries` `[T, heads, 1, dim]`; `storage` each span's keys and values, `[1, key heads, capacity, dim]`, all of
+    float32, float16 or bfloat16; `places` each span's first token in T, number of tokens, position of the first,
+    and position that its storage begins with. `new` keys and values `[T, key heads, 1, dim]` are written into
+    storage first, in place, rounded to nearest even and to the type's largest value where they are beyond it.
+    With `softcap`, scores become softcap * tanh(score / softcap).
 
     Returns the output `[T, heads, 1, dim]`, and behind it the storage where it was written to: go on with that.
+    Raises ValueError where shapes, types or places do not fit.
     """
     keys, values = new if new is not None else (None, None)
-    outputs: list[mx.array] = mlxcel_native.attend(queries, keys, values, storage, places, scale, window, sinks)
+    outputs: list[mx.array] = mlxcel_native.attend(
+        queries, keys, values, storage, places, scale, window, sinks, softcap
+    )
+    return outputs
+
+
+def attend_paged(
+    queries: mx.array,
+    new: tuple[mx.array, mx.array] | None,
+    pools: tuple[mx.array, mx.array],
+    tables: Sequence[mx.array],
+    places: Sequence[tuple[int, int, int, int]],
+    scale: float,
+    window: int = 0,
+    sinks: mx.array | None = None,
+    softcap: float = 0.0,
+) -> list[mx.array]:
+    """`attend` over pools of keys and of values, `[blocks, key heads, 16, dim]`, with the same bits.
+
+    `tables` names each span's blocks, int32 `[n]`, from the position that its place begins with, a multiple of
+    16.
+
+    Returns the output, and behind it both pools where they were written to. Raises ValueError as `attend`;
+    evaluating raises RuntimeError, and nothing is written, where a table names a block that the pool lacks.
+    """
+    keys, values = new if new is not None else (None, None)
+    outputs: list[mx.array] = mlxcel_native.attend_paged(
+        queries, keys, values, *pools, tables, places, scale, window, sinks, softcap
+    )
     return outputs
 
 

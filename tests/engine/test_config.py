@@ -24,6 +24,7 @@ from engine.errors import ConfigError
         ("min_p", math.inf),
         ("repeat_penalty", 0.0),
         ("seed", -1),
+        ("cache_dtype", "float8"),
     ],
 )
 def test_a_setting_out_of_bounds_is_named(tmp_path, setting, value):

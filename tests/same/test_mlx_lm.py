@@ -15,7 +15,7 @@ from engine.request import Request
 def both(path: Path, question: str, *, chat: bool, num_new: int) -> tuple[list[int], list[int]]:
     """Tokens of our engine with its kernels, and of mlx-lm with its own operations."""
     loaded = load(path)
-    engine = Engine.open(EngineConfig(model=path))
+    engine = Engine.open(EngineConfig(model=path, cache_dtype="float32"))
     text = engine.template.render([{"role": "user", "content": question}]) if chat else question
     prompt = engine.tokens.encode(text, not chat)
     request = Request("r", tuple(prompt), max_tokens=num_new)

@@ -117,3 +117,24 @@ def test_windows_hold_where_storage_has_moved_its_keys(name):
         watched.store(row, size)
         assert watched.finish(row) == tokens
         assert_close(watched.logits, alone.logits, 1e-5)
+
+
+@pytest.mark.parametrize("mode", [None, "rows, keys gathered"])
+@pytest.mark.parametrize("name", ["llama", "gemma3n", "gpt_oss", "mimo_v2_flash", "plamo2"])
+def test_rows_are_their_own_whatever_their_keys_are_rounded_to(name, mode):
+    """Every key is read back from storage, the newest too, in every mode."""
+    watched = zoo_engine(name, mode, "float16")
+    assert "cache: keys and values as float16" in watched.engine.notes
+    requests = {step: watched.request(f"{step}", length, 8, seed=step) for step, length in JOINS.items()}
+    watched.logits.clear()
+    tokens = [watched.alone(request) for request in requests.values()]
+    expected = dict(watched.logits)
+    exact = zoo_engine(name, mode)
+    exact.logits.clear()
+    for request in requests.values():
+        exact.alone(request)
+    assert any(not np.array_equal(exact.logits[key], row) for key, row in expected.items())
+    for piece in (1000,) if ZOO[name].cut else (1000, 7):
+        watched.logits.clear()
+        assert [row.output for row in watched.together(requests, piece)] == tokens
+        assert_close(watched.logits, expected)

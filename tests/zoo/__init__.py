@@ -84,10 +84,13 @@ COMMON: dict[str, Any] = {
 
 
 @functools.cache
-def zoo_engine(name: str, mode: str | None = None) -> Watched:
-    """An engine over the family's model, made once. It runs in `mode`, or in the one that the probe finds."""
+def zoo_engine(name: str, mode: str | None = None, cache_dtype: str = "float32") -> Watched:
+    """An engine over the family's model, made once. It runs in `mode`, or in the one that the probe finds.
+
+    As a rule keys and values are stored as mlx-lm stores them, whose logits are what they are compared with.
+    """
     portable.prepare(default_home() / "kernels")
-    return Watched(zoo_loaded(zoo_model(name)), mode=mode)
+    return Watched(zoo_loaded(zoo_model(name)), mode=mode, cache_dtype=cache_dtype)
 
 
 def zoo_loaded(model: Any) -> LoadedModel:

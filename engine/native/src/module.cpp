@@ -42,7 +42,7 @@ NB_MODULE(mlxcel_native, m) {
   m.def("clipped_swiglu", &mlxcel::clipped_swiglu, "gate"_a, "x"_a, "slope"_a, "limit"_a,
         "gate * sigmoid(slope * gate) * (x + 1), both cut off at limit.");
   m.def("attend", &mlxcel::attend, "queries"_a, "keys"_a.none(), "values"_a.none(), "storage"_a, "places"_a,
-        "scale"_a, "window"_a = 0, "sinks"_a = nb::none(),
+        "scale"_a, "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0,
         "Append and causal attention of spans over their rows' storage; gives the output, then the storage.");
   m.def("attend_in_program", &mlxcel::attend_in_program, "queries"_a, "keys"_a, "values"_a, "appends"_a, "layer"_a,
         "scale"_a, "window"_a, "sinks"_a.none(), "Attention of a layer while a step is recorded.");
@@ -57,6 +57,9 @@ NB_MODULE(mlxcel_native, m) {
   m.def("unknown", [](const std::vector<int>& shape) {
     return mlx::core::array(mlx::core::Shape(shape.begin(), shape.end()), mlx::core::int32, nullptr, {});
   }, "shape"_a, "An int32 array that nobody has computed, for a recording.");
+  m.def("attend_paged", &mlxcel::attend_paged, "queries"_a, "keys"_a.none(), "values"_a.none(), "key_pool"_a,
+        "value_pool"_a, "tables"_a, "places"_a, "scale"_a, "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0,
+        "As attend, over blocks of 16 positions of a pool, found by each span's table.");
   m.def("lay_together", &mlxcel::lay_together, "arrays"_a, "Copies in one buffer of huge pages.");
   m.def("levels", [] {
     std::vector<std::string> names;

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "attend.h"
 #include "levels.h"
 #include "mlx/transforms.h"
 #include "mlx/utils.h"
@@ -23,7 +24,7 @@ namespace {
 // Work below this many multiplications is done by one thread while the others wait: handing it over costs more.
 constexpr int64_t kSoloCost = 32 * 1024;
 
-// Attention in a recording: a task is the query heads that share one key head of one row.
+// Attention in a recording: what it has to do is known when the rows are.
 class AttendInProgram : public Kernel {
  public:
   AttendInProgram(mx::Stream stream, int layer, float scale, int64_t window, bool appends, bool has_sinks)
@@ -31,39 +32,42 @@ class AttendInProgram : public Kernel {
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf& shelf) override {
     if (!shelf.rows) throw std::runtime_error("this attention runs in a recorded step alone");
-    Rows queries(inputs[0]), keys(inputs[1]), values(inputs[2]);
-    expect(queries.dense || queries.strides.back() == 1, "queries lie apart");
     Attention call{};
-    call.queries = queries.data;
     call.num_heads = inputs[0].shape(1);
     call.num_key_heads = inputs[1].shape(1);
-    call.query_strides[0] = queries.dense ? call.num_heads * queries.length : queries.strides[0];
-    call.query_strides[1] = queries.dense ? queries.length : queries.strides[1];
     call.key_dim = inputs[1].shape(3);
     call.value_dim = inputs[2].shape(3);
     call.window = window_;
     call.scale = scale_;
+    call.queries = heads(inputs[0]);
+    if (appends_) {
+      call.keys = heads(inputs[1]);
+      call.values = heads(inputs[2]);
+    }
     call.out = outputs[0].data<float>();
     if (has_sinks_) call.sinks = inputs[3].data<float>();
-    int64_t rows = inputs[0].shape(0), group = call.num_heads / call.num_key_heads;
-    auto attend = [=, live = shelf.rows, layer = layer_, appends = appends_](int64_t task) {
-      int64_t row = task / call.num_key_heads, head = task % call.num_key_heads;
-      const Stored& stored = live->layers[layer][row];
-      int64_t position = live->positions[row];
-      Span span{row, 1, position, stored.base, stored.keys, stored.values, stored.capacity};
-      if (appends) {
-        int64_t at = head * stored.capacity + position - stored.base, from = row * call.num_key_heads + head;
-        keys.lay_out(from, call.key_dim, false, stored.keys + at * call.key_dim);
-        values.lay_out(from, call.value_dim, false, stored.values + at * call.value_dim);
-      }
-      for (int64_t i = 0; i < group; i++) level().attend(call, span, head * group + i, 0, 1);
-    };
-    return {{0, rows * call.num_key_heads, kSoloCost, attend}};
+
+    auto attend = std::make_shared<AttendWork>();
+    shelf.before_run.push_back([call, attend, rows = shelf.rows, layer = layer_]() mutable {
+      call.type = rows->type;
+      std::vector<Span>& spans = rows->spans[layer];
+      attend->prepare(call, spans);
+    });
+    int64_t few = inputs[0].shape(0) * call.num_heads * call.value_dim;
+    return {{0, 0, kSoloCost, [attend](int64_t i) { attend->run(i); }, [attend] { return attend->num_tasks(); }},
+            {1, 0, few, [attend](int64_t i) { attend->merge(i); }, [attend] { return attend->num_merges(); }}};
   }
 
   const char* name() const override { return "MlxcelAttendInProgram"; }
 
  private:
+  static Heads heads(const mx::array& x) {
+    Rows rows(x);
+    expect(rows.dense || rows.strides.back() == 1, "the values of a head lie apart");
+    if (rows.dense) return {rows.data, {x.shape(1) * rows.length, rows.length}};
+    return {rows.data, {rows.strides[0], rows.strides[1]}};
+  }
+
   int layer_;
   float scale_;
   int64_t window_;
@@ -114,8 +118,8 @@ class Program::Recorded {
  public:
   Recorded(const mx::array& ids, const mx::array& positions, const mx::array& result, int num_layers)
       : ids_(filled(ids)), positions_(filled(positions)), result_(result) {
-    live_.positions.resize(positions.size());
-    live_.layers.assign(num_layers, std::vector<Stored>(positions.size()));
+    num_rows_ = positions.size();
+    live_.spans.assign(num_layers, std::vector<Span>(positions.size()));
     shelf_.rows = &live_;
     known_.emplace(ids.id(), Value{ids_, 0});
     known_.emplace(positions.id(), Value{positions_, 0});
@@ -203,6 +207,17 @@ class Program::Recorded {
     Phase() = default;
     Phase(Phase&& other) noexcept
         : stages(std::move(other.stages)), names(std::move(other.names)), count(other.count), solo(other.solo), by_caller(other.by_caller) {}
+
+    // Tasks of work that the rows decide on are counted anew for each step.
+    void recount() {
+      if (std::none_of(stages.begin(), stages.end(), [](const Stage& stage) { return bool(stage.recount); })) return;
+      int64_t all = 0;
+      for (Stage& stage : stages) {
+        if (stage.recount) stage.count = stage.recount();
+        all += stage.count;
+      }
+      if (!solo) count = all;
+    }
 
     void run(int64_t task) {
       if (solo) {
@@ -373,23 +388,28 @@ class Program::Recorded {
 
   void place(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
              const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
-    size_t rows = live_.positions.size();
-    expect(ids.size() == ids_.size() && positions.size() == rows && bases.size() == rows * live_.layers.size() &&
-               storage.size() == 2 * bases.size(),
+    size_t layers = live_.spans.size();
+    expect(ids.size() == num_rows_ && positions.size() == num_rows_ && bases.size() == num_rows_ * layers &&
+               storage.size() == 2 * bases.size() && !storage.empty(),
            "a step takes as many rows and layers as were recorded");
     std::copy(ids.begin(), ids.end(), ids_.data<int32_t>());
     std::copy(positions.begin(), positions.end(), positions_.data<int32_t>());
-    live_.positions = positions;
+    mx::Dtype type = storage[0].dtype();
+    expect(type == mx::float32 || type == mx::float16 || type == mx::bfloat16, "storage is of a float type");
+    live_.type = type == mx::float32 ? Type::float32 : type == mx::float16 ? Type::float16 : Type::bfloat16;
     for (size_t i = 0; i < bases.size(); i++) {
       mx::array keys = storage[2 * i], values = storage[2 * i + 1];
-      expect(keys.is_available() && values.is_available() && keys.dtype() == mx::float32 &&
-                 values.dtype() == mx::float32 && keys.flags().row_contiguous && values.flags().row_contiguous &&
-                 keys.ndim() == 4 && values.ndim() == 4 && keys.shape(2) == values.shape(2),
-             "a row's storage does not lie densely");
-      int64_t at = positions[i % rows] - bases[i];
-      expect(at >= 0 && at < keys.shape(2), "a row's storage has no room for its next token");
-      live_.layers[i / rows][i % rows] = {keys.data<float>(), values.data<float>(), keys.shape(2), bases[i]};
+      expect(keys.is_available() && values.is_available() && keys.dtype() == type && values.dtype() == type &&
+                 keys.flags().row_contiguous && values.flags().row_contiguous && keys.ndim() == 4 &&
+                 values.ndim() == 4 && keys.shape(2) == values.shape(2),
+             "a row's storage lies densely and is all of one type");
+      int64_t row = i % num_rows_, position = positions[row], at = position - bases[i];
+      expect(bases[i] >= 0 && at >= 0 && at < keys.shape(2), "a row's storage has no room for its next token");
+      live_.spans[i / num_rows_][row] = {row,  1, position, bases[i], keys.data<char>(), values.data<char>(), keys.shape(2),
+                                         nullptr};
     }
+    for (auto& prepare : shelf_.before_run) prepare();
+    for (Phase& phase : phases_) phase.recount();
   }
 
   void take_part() {
@@ -412,6 +432,7 @@ class Program::Recorded {
   }
 
   mx::array ids_, positions_, result_;
+  size_t num_rows_;
   LiveRows live_;
   Shelf shelf_;
   std::unordered_map<std::uintptr_t, Value> known_;

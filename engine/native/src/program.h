@@ -11,19 +11,6 @@
 
 namespace mlxcel {
 
-// A layer's keys and values of one row, and the position of the first of them.
-struct Stored {
-  float* keys;    // [heads, capacity, key_dim]
-  float* values;  // [heads, capacity, value_dim]
-  int64_t capacity, base;
-};
-
-// What changes from step to step: each row's position, and where each attention finds its keys and values.
-struct LiveRows {
-  std::vector<int32_t> positions;
-  std::vector<std::vector<Stored>> layers;  // by layer, then by row
-};
-
 class Program {
  public:
   // Records how `result` follows from `ids` and `positions`, int32 [rows, 1] and [rows] that nobody has computed.

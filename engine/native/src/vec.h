@@ -45,12 +45,33 @@ inline float float_of_float16(uint16_t bits) {
   return value;
 }
 
+// To nearest even, of what is in the type's range or not a number.
+inline uint16_t bfloat16_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return value == value ? uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : uint16_t(bits >> 16 | 0x40);
+}
+
+inline uint16_t float16_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  uint16_t sign = bits >> 16 & 0x8000;
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return sign | 0x7e00;
+  if (bits >= 0x38800000) return sign | (bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13;
+  // Below the normal range, a whole number of the smallest steps: adding what leaves no room for a fraction rounds it.
+  float magnitude;
+  std::memcpy(&magnitude, &bits, 4);
+  return sign | uint16_t((magnitude * 0x1p24f + 12582912.0f) - 12582912.0f);
+}
+
 #if defined(MLXCEL_AVX512)
 
 using V = __m512;
 constexpr int kLanes = 16;
 constexpr int kFewRows = 6;
 constexpr int kTileRows = 6;
+constexpr int kAttendRows = 4;
 
 inline V zero() { return _mm512_setzero_ps(); }
 inline V load(const float* from) { return _mm512_loadu_ps(from); }
@@ -71,6 +92,13 @@ inline V of_bfloat16_part(const uint16_t* from, int count) {
 }
 inline V of_float16_part(const uint16_t* from, int count) {
   return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16((1u << count) - 1, from));
+}
+inline void store_float16(uint16_t* to, V v) {
+  _mm256_storeu_si256((__m256i*)to, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+// Where a < b the first, elsewhere the second.
+inline V where_less(V a, V b, V first, V second) {
+  return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), second, first);
 }
 
 // 32 weights of 4 bits, the even ones first: a table of the sixteen values is looked up by the low bits of a lane.
@@ -94,6 +122,8 @@ inline V two_to(V a) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(a), _mm512_set1_epi32(127)), 23));
 }
 
+inline float max_of(V v) { return _mm512_reduce_max_ps(v); }
+
 // The sum of each of four vectors, all by the same tree.
 inline void sums(const V v[4], float out[4]) {
   V ab = _mm512_add_ps(_mm512_shuffle_f32x4(v[0], v[1], 0x44), _mm512_shuffle_f32x4(v[0], v[1], 0xee));
@@ -111,6 +141,7 @@ using V = __m256;
 constexpr int kLanes = 8;
 constexpr int kFewRows = 2;
 constexpr int kTileRows = 3;
+constexpr int kAttendRows = 2;
 
 inline V zero() { return _mm256_setzero_ps(); }
 inline V load(const float* from) { return _mm256_loadu_ps(from); }
@@ -125,6 +156,12 @@ inline V of_bfloat16(const uint16_t* from) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 inline V of_float16(const uint16_t* from) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from)); }
+inline void store_float16(uint16_t* to, V v) {
+  _mm_storeu_si128((__m128i*)to, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline V where_less(V a, V b, V first, V second) {
+  return _mm256_blendv_ps(second, first, _mm256_cmp_ps(a, b, _CMP_LT_OQ));
+}
 
 inline void of_nibbles(const uint8_t* from, float scale, float bias, V out[4]) {
   __m256i low = _mm256_set1_epi32(15);
@@ -158,6 +195,7 @@ inline void sums(const V v[4], float out[4]) {
 using V = float32x4_t;
 constexpr int kFewRows = 4;
 constexpr int kTileRows = 6;
+constexpr int kAttendRows = 4;
 
 inline V load(const float* from) { return vld1q_f32(from); }
 inline void store(float* to, V v) { vst1q_f32(to, v); }
@@ -174,6 +212,8 @@ inline V two_to(V a) {
 }
 inline V of_bfloat16(const uint16_t* from) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16)); }
 inline V of_float16(const uint16_t* from) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))); }
+inline void store_float16(uint16_t* to, V v) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(v))); }
+inline V where_less(V a, V b, V first, V second) { return vbslq_f32(vcltq_f32(a, b), first, second); }
 
 #else
 
@@ -181,6 +221,7 @@ using V = float __attribute__((vector_size(16)));
 using Whole = int32_t __attribute__((vector_size(16)));
 constexpr int kFewRows = 2;
 constexpr int kTileRows = 2;
+constexpr int kAttendRows = 2;
 
 inline V load(const float* from) {
   V v;
@@ -210,6 +251,10 @@ inline V of_float16(const uint16_t* from) {
   return V{float_of_float16(from[0]), float_of_float16(from[1]), float_of_float16(from[2]),
            float_of_float16(from[3])};
 }
+inline void store_float16(uint16_t* to, V v) {
+  for (int i = 0; i < 4; i++) to[i] = float16_of(v[i]);
+}
+inline V where_less(V a, V b, V first, V second) { return either(a < b, first, second); }
 
 #endif
 
@@ -246,6 +291,14 @@ inline V of_float16_part(const uint16_t* from, int count) {
   std::memcpy(part, from, count * sizeof(uint16_t));
   return of_float16(part);
 }
+inline float max_of(V v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
+}
+
 inline V load_part(const float* from, int count) {
   float part[kLanes] = {};
   std::memcpy(part, from, count * sizeof(float));
@@ -265,6 +318,20 @@ inline V exp(V x) {
   V sum = all(1.0f / 720);
   for (float c : kTaylor) sum = fma(sum, rest, all(c));
   return mul(sum, two_to(whole));
+}
+
+// The hyperbolic tangent, within a few units in the last place: near 0 the Taylor series, elsewhere by the exponential.
+inline V tanh(V x) {
+  V square = mul(x, x), sum = all(62.0f / 2835);
+  for (float c : {-17.0f / 315, 2.0f / 15, -1.0f / 3, 1.0f}) sum = fma(sum, square, all(c));
+  V far = add(all(1), div(all(-2), add(all(1), exp(add(x, x)))));
+  return where_less(square, all(0.0625f), mul(sum, x), far);
+}
+
+inline void store_bfloat16(uint16_t* to, V v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int i = 0; i < kLanes; i++) to[i] = bfloat16_of(lanes[i]);
 }
 
 inline float sum_of(V v) {

@@ -19,11 +19,16 @@ struct Stage {
   int64_t count;
   int64_t cost;  // about as many multiplications as all tasks together take
   std::function<void(int64_t)> task;
+  std::function<int64_t()> recount = nullptr;  // in a recorded step: how many tasks there are this time
 };
 
 using Work = std::vector<Stage>;
 
-struct LiveRows;
+// What changes from step to step of a recording: each row's next token, and where a layer's keys and values are.
+struct LiveRows {
+  Type type;
+  std::vector<std::vector<Span>> spans;  // by layer, then by row
+};
 
 // Floats that a call needs besides its inputs and outputs. Calls that need the very same ones share them.
 class Shelf {
@@ -46,7 +51,8 @@ class Shelf {
     return kept_.back().data<float>();
   }
 
-  const LiveRows* rows = nullptr;  // whose keys and values a recorded step finds; null elsewhere
+  LiveRows* rows = nullptr;  // whose keys and values a recorded step finds; null elsewhere
+  std::vector<std::function<void()>> before_run;  // what a recorded step does once its rows are known
   int level = 0;                   // when a recorded step can do the call's stages of depth 0; raised by what is shared
 
  private:

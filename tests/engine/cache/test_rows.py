@@ -1,8 +1,10 @@
 """Dense storage: positions are kept in order, and a window forgets what nobody can see."""
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from engine.cache.dtype import BY_NAME, chosen
 from engine.cache.kinds import LayerKind
 from engine.cache.rows import GROWTH_TOKENS, DenseLayer
 
@@ -54,3 +56,35 @@ def test_what_has_left_the_window_cannot_be_asked_for():
 
 def test_an_empty_layer_has_no_arrays():
     assert DenseLayer(FULL).arrays() == []
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_halves_are_rounded_and_never_infinite(dtype):
+    keys = mx.array([1.0, 1 + 2**-12, 65504.0, 65519.0, 65520.0, -1e30, 3.4e38, float("nan")])[None, None, :, None]
+    layer = DenseLayer(FULL, dtype)
+    layer.append(keys[..., :3, :], -keys[..., :3, :])
+    layer.append(keys[..., 3:, :], -keys[..., 3:, :])
+    stored, negative = (np.array(array.astype(mx.float32))[0, 0, :, 0] for array in layer.view(0))
+    assert layer.view(0)[0].dtype == dtype
+    assert np.array_equal(stored, -negative, equal_nan=True)
+    assert np.isfinite(stored[:-1]).all()
+    assert np.isnan(stored[-1])
+    most = {mx.float16: 65504.0, mx.bfloat16: 3.3895313892515355e38}[dtype]
+    assert stored[:2].tolist() == [1, 1]
+    assert stored[6] == most
+    assert stored[5] == max(-most, np.array(mx.array(-1e30).astype(mx.bfloat16).astype(mx.float32)))
+
+
+def test_halves_take_half_the_room():
+    sizes = {}
+    for name, dtype in BY_NAME.items():
+        layer = DenseLayer(FULL, dtype)
+        fill(layer, [100])
+        sizes[name] = sum(array.nbytes for array in layer.arrays())
+    assert sizes["float32"] == 2 * sizes["float16"] == 2 * sizes["bfloat16"]
+
+
+def test_what_auto_stands_for():
+    assert chosen("auto", compiled=True) == mx.float16
+    assert chosen("auto", compiled=False) is None
+    assert [chosen(name, compiled=False) for name in BY_NAME] == list(BY_NAME.values())

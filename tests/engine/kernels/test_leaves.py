@@ -120,7 +120,10 @@ def test_half_precision_experts_keep_their_type(compiled, tmp_path, dtype):
 
 def test_an_engine_answers_the_same_with_and_without(compiled, tmp_path):
     folder = write_checkpoint(tmp_path / "model")
-    engines = [Engine.open(EngineConfig(model=folder, portable=portable)) for portable in (True, False)]
+    engines = [
+        Engine.open(EngineConfig(model=folder, portable=portable, cache_dtype="float32"))
+        for portable in (True, False)
+    ]
     assert engines[0].mode == engines[1].mode == "spans"
     assert "exactly" in engines[1].verdict.reason
     assert "exactly" in engines[0].verdict.reason

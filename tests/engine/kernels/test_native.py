@@ -53,6 +53,19 @@ def test_portable_can_be_asked_for(checkpoint):
     assert kernels_note(checkpoint, portable=True).startswith("kernels: portable (as asked)")
 
 
+def test_the_start_up_lines_say_what_keys_are_stored_as(compiled, checkpoint):
+    def cache_note(**config):
+        notes = Engine.open(EngineConfig(model=checkpoint, **config)).notes
+        return next(note for note in notes if note.startswith("cache: "))
+
+    assert cache_note() == "cache: keys and values as float16"
+    assert cache_note(cache_dtype="bfloat16", portable=True) == "cache: keys and values as bfloat16"
+    assert cache_note(portable=True) == "cache: keys and values in the model's type"
+    state = write_checkpoint(checkpoint.parent / "mamba2", "mamba2")
+    said = Engine.open(EngineConfig(model=state, cache_dtype="float16")).notes
+    assert "cache: what the model keeps, in its own types" in said
+
+
 @pytest.mark.parametrize(
     ("files", "cores"),
     [

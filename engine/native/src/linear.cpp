@@ -17,7 +17,9 @@ Work work_of(const Rows& rows, Linear call, Shelf& shelf) {
   } else {
     bool made;
     int64_t apart = rows.count > 1 ? rows.at(1) - rows.at(0) : 0, step = rows.dense ? 1 : rows.strides.back();
-    Shelf::Key key{rows.data, nullptr, {rows.count, rows.length, call.row_stride, apart, step, call.bits == 4}, {}};
+    // The level is part of the key: memory that is read no longer is used again for something else.
+    Shelf::Key key{
+        rows.data, nullptr, {rows.count, rows.length, call.row_stride, apart, step, call.bits == 4, shelf.level}, {}};
     float* to = shelf.shared(key, rows.count * call.row_stride, made);
     call.x = to;
     if (!made) stages.push_back(lay_out(0, rows, rows.count, call, to, [](int64_t row) { return row; }));

@@ -120,13 +120,21 @@ class Program::Recorded {
       : ids_(filled(ids)), positions_(filled(positions)), result_(result) {
     num_rows_ = positions.size();
     live_.spans.assign(num_layers, std::vector<Span>(positions.size()));
-    shelf_.rows = &live_;
-    known_.emplace(ids.id(), Value{ids_, 0});
-    known_.emplace(positions.id(), Value{positions_, 0});
     expect(ids.dtype() == mx::int32 && positions.dtype() == mx::int32, "ids and positions are int32");
-    record(result);
-    expect(known_.count(result.id()) > 0 && known_.at(result.id()).level > 0, "the result does not follow from ids");
-    result_ = known_.at(result.id()).array;
+    for (bool planned : {false, true}) {
+      known_.clear();
+      stages_.clear();
+      shelf_ = {};
+      shelf_.rows = &live_;
+      shelf_.arena = &arena_;
+      known_.emplace(ids.id(), Value{ids_, 0});
+      known_.emplace(positions.id(), Value{positions_, 0});
+      record(result);
+      expect(known_.count(result.id()) > 0 && known_.at(result.id()).level > 0, "the result does not follow from ids");
+      result_ = known_.at(result.id()).array;
+      arena_.keep(result_.data<char>());
+      if (!planned) arena_.plan();
+    }
     expect(is_float(result_) && result_.flags().row_contiguous, "the result is dense and float32");
     arrange();
   }
@@ -302,6 +310,8 @@ class Program::Recorded {
       }
       if (!views) {
         if (is_layout(node) && is_float(outputs[0]) && is_float(inputs[0]) && outputs[0].flags().row_contiguous) {
+          outputs[0] = blank(nodes[0], node);
+          arena_.take(outputs[0], level + 1);
           work = copy(inputs[0], outputs[0]);
         } else {
           Foreign foreign{node, inputs, outputs};
@@ -319,16 +329,16 @@ class Program::Recorded {
       int at = base + stage.depth;
       stages_.push_back({std::move(stage), at, false, stage.depth < work.back().depth ? "before " + name : name});
     }
+    for (const mx::array& input : inputs) arena_.use(input.data<char>(), level);
+    for (const float* floats : shelf_.touched) arena_.use(floats, level);
+    shelf_.touched.clear();
     for (size_t i = 0; i < nodes.size(); i++) known_.insert_or_assign(nodes[i].id(), Value{outputs[i], level});
   }
 
   // The work of an operation that is ours, or so simple that ours gives the same bits.
   std::optional<Work> own_work(const mx::array& node, const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
     auto prepare = [&] {
-      for (mx::array& out : outputs) {
-        std::memset(allocate(out), 0, out.nbytes());
-        out.set_status(mx::array::Status::available);
-      }
+      for (mx::array& out : outputs) arena_.take(out, shelf_.level);
     };
     if (auto* kernel = dynamic_cast<Kernel*>(&node.primitive())) {
       prepare();
@@ -434,6 +444,7 @@ class Program::Recorded {
   mx::array ids_, positions_, result_;
   size_t num_rows_;
   LiveRows live_;
+  Arena arena_;
   Shelf shelf_;
   std::unordered_map<std::uintptr_t, Value> known_;
   std::vector<Placed> stages_;

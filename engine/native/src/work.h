@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "arena.h"
 #include "arrays.h"
 #include "pool.h"
 
@@ -33,7 +34,7 @@ struct LiveRows {
 // Floats that a call needs besides its inputs and outputs. Calls that need the very same ones share them.
 class Shelf {
  public:
-  using Key = std::tuple<const void*, const void*, std::array<int64_t, 6>, std::array<float, 2>>;
+  using Key = std::tuple<const void*, const void*, std::array<int64_t, 7>, std::array<float, 2>>;
 
   // `count` floats for what `key` says; `made` tells whether an earlier call fills them, in its stages of depth 0.
   float* shared(const Key& key, int64_t count, bool& made) {
@@ -41,16 +42,20 @@ class Shelf {
     made = !is_new;
     if (is_new) found->second.first = own(count);
     level = std::max(level, found->second.second);
+    touched.push_back(found->second.first);
     return found->second.first;
   }
 
   float* own(int64_t count) {
     mx::array floats(mx::Shape{int(count)}, mx::float32, nullptr, {});
-    floats.set_data(mx::allocator::malloc(floats.nbytes()));
+    arena ? arena->take(floats, level) : void(allocate(floats));
     kept_.push_back(floats);
+    touched.push_back(kept_.back().data<float>());
     return kept_.back().data<float>();
   }
 
+  Arena* arena = nullptr;                         // of a recorded step
+  std::vector<const float*> touched;              // what the call uses
   LiveRows* rows = nullptr;  // whose keys and values a recorded step finds; null elsewhere
   std::vector<std::function<void()>> before_run;  // what a recorded step does once its rows are known
   int level = 0;                   // when a recorded step can do the call's stages of depth 0; raised by what is shared

@@ -5,7 +5,9 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace mlxcel {
@@ -16,8 +18,12 @@ constexpr auto kSpin = std::chrono::microseconds(100);
 
 class Pool {
  public:
+  // Of `count` threads the caller is one. Where the system grants no more, those that there are must do.
   explicit Pool(int count) {
-    for (int i = 1; i < count; i++) workers_.emplace_back([this] { work(); });
+    try {
+      for (int i = 1; i < count; i++) workers_.emplace_back([this] { work(); });
+    } catch (const std::system_error&) {
+    }
   }
 
   ~Pool() {
@@ -107,8 +113,8 @@ int num_threads() {
 void set_num_threads(int count) {
   std::lock_guard lock(turn);
   if (count == pool()->size()) return;
-  delete pool();
-  pool() = new Pool(count < 1 ? 1 : count);
+  Pool* next = new Pool(count < 1 ? 1 : count);
+  delete std::exchange(pool(), next);
 }
 
 void share(int64_t count, const std::function<void(int64_t)>& task) {

@@ -20,7 +20,7 @@ class Arena {
     if (buffer_) {
       const Piece& piece = pieces_[next_++];
       mx::Strides strides = array.strides();
-      int64_t at = int64_t(piece.offset / array.itemsize());
+      int64_t at = int64_t((aligned(start_) - start_ + piece.offset) / array.itemsize());
       array.copy_shared_buffer(*buffer_, strides, {true, true, array.ndim() <= 1}, array.size(), at);
     } else {
       array.set_data(mx::allocator::malloc(bytes));
@@ -58,9 +58,10 @@ class Arena {
       live.insert(live.begin() + place, piece);
       total = std::max(total, offset + piece->bytes);
     }
-    buffer_.emplace(mx::Shape{int((total + kAlignment - 1) / kAlignment), int(kAlignment)}, mx::uint8, nullptr,
-                    std::vector<mx::array>{});
+    mx::Shape shape{int(total / kAlignment + 1), int(kAlignment)};
+    buffer_.emplace(shape, mx::uint8, nullptr, std::vector<mx::array>{});
     std::memset(allocate(*buffer_), 0, buffer_->nbytes());
+    start_ = buffer_->data<char>();
     buffer_->set_status(mx::array::Status::available);
     by_address_.clear();
     next_ = 0;
@@ -72,10 +73,10 @@ class Arena {
     size_t bytes, offset;
   };
 
-  static constexpr size_t kAlignment = 64;
   std::vector<Piece> pieces_;
   std::map<const char*, size_t> by_address_;
   std::optional<mx::array> buffer_;
+  char* start_ = nullptr;
   size_t next_ = 0;
 };
 

@@ -39,22 +39,38 @@ struct Rows {
     return data + offset;
   }
 
-  // One row in the order the kernels read it, zero-padded to `stride`.
-  void lay_out(int64_t row, int64_t stride, bool even_first, float* to) const {
+  // One row as it is.
+  void copy(int64_t row, float* to) const {
     const float* from = at(row);
     int64_t step = dense ? 1 : strides.back();
-    if (even_first) {
-      for (int64_t block = 0; block < length; block += kBlock)
-        for (int64_t i = 0; i < kBlock / 2; i++) {
-          to[block + i] = from[(block + 2 * i) * step];
-          to[block + kBlock / 2 + i] = from[(block + 2 * i + 1) * step];
-        }
-    } else if (step == 1) {
+    if (step == 1) {
       std::memcpy(to, from, length * sizeof(float));
     } else {
       for (int64_t i = 0; i < length; i++) to[i] = from[i * step];
     }
-    for (int64_t i = length; i < stride; i++) to[i] = 0;
+  }
+
+  // One row in the blocks that products read, zero-padded to whole ones, each `apart` from the one before.
+  void lay_out(int64_t row, bool even_first, int64_t apart, float* to) const {
+    const float* from = at(row);
+    int64_t step = dense ? 1 : strides.back();
+    for (int64_t start = 0; start < length; start += kBlock, to += apart) {
+      int64_t count = length - start < kBlock ? length - start : kBlock;
+      const float* block = from + start * step;
+      if (even_first && count == kBlock) {
+        for (int64_t i = 0; i < kBlock / 2; i++) {
+          to[i] = block[2 * i * step];
+          to[kBlock / 2 + i] = block[(2 * i + 1) * step];
+        }
+        continue;
+      }
+      if (step == 1) {
+        std::memcpy(to, block, count * sizeof(float));
+      } else {
+        for (int64_t i = 0; i < count; i++) to[i] = block[i * step];
+      }
+      for (int64_t i = count; i < kBlock; i++) to[i] = 0;
+    }
   }
 };
 
@@ -71,6 +87,14 @@ inline void expect(bool holds, const char* what) {
 // `x` as float32.
 inline mx::array wide(const mx::array& x, mx::Stream stream) {
   return x.dtype() == mx::float32 ? x : mx::astype(x, mx::float32, stream);
+}
+
+// A vector that straddles two lines of the cache takes twice as long to load; MLX's memory begins anywhere.
+constexpr size_t kAlignment = 64;
+
+template <class T>
+T* aligned(T* at) {
+  return reinterpret_cast<T*>((uintptr_t(at) + kAlignment - 1) / kAlignment * kAlignment);
 }
 
 inline float* allocate(mx::array& out) {

@@ -28,7 +28,7 @@ class Laid {
     if (rows_.strides.back() == 1) return {rows_.data, {rows_.strides[0], rows_.strides[1]}};
     copy_.resize(rows_.count * rows_.length);
     for (int64_t row = 0; row < rows_.count; row++)
-      rows_.lay_out(row, rows_.length, false, copy_.data() + row * rows_.length);
+      rows_.copy(row, copy_.data() + row * rows_.length);
     return {copy_.data(), {heads_ * rows_.length, rows_.length}};
   }
 

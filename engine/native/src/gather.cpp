@@ -107,7 +107,14 @@ Work work_of(const Rows& rows, const Choices& choices, int64_t rows_each, int64_
     for (int64_t row : grouped->strays)
       std::fill_n(call.y + row * call.num_columns, call.num_columns, std::numeric_limits<float>::quiet_NaN());
   };
-  auto from = [grouped](int64_t i) { return i < int64_t(grouped->order.size()) ? grouped->order[i] : -1; };
+  auto lay_group_out = [=](int64_t task) {
+    if (task >= int64_t(grouped->groups.size())) return;
+    const Group& group = grouped->groups[task];
+    Linear one = call;
+    one.num_rows = group.count;
+    for (int64_t i = 0; i < group.count; i++)
+      lay_out(rows, grouped->order[group.first + i], one, i, x + group.first * call.row_stride);
+  };
   call.num_rows = (rows.count + num_experts - 1) / num_experts;
   int64_t columns = columns_per_task(call, most), pieces = (call.num_columns + columns - 1) / columns;
   auto multiply = [=](int64_t task) {
@@ -122,7 +129,7 @@ Work work_of(const Rows& rows, const Choices& choices, int64_t rows_each, int64_
   };
   int64_t cost = rows.count * call.num_columns * call.row_stride;
   return {{0, 1, num_choices, group},
-          lay_out(1, rows, rows.count, call, x, from),
+          {1, most, rows.count * call.row_stride, lay_group_out},
           {2, most * pieces, cost, multiply}};
 }
 

@@ -16,7 +16,8 @@ constexpr int64_t kBlock = 32;
 constexpr int64_t kLongestVector = 16;
 
 struct Linear {
-  const float* x;  // [num_rows, row_stride], a block's even elements first where bits is 4
+  const float* x;  // [num_rows, row_stride], a block's even elements first where bits is 4; of few rows and whole
+                   // blocks [blocks, num_rows, kBlock]
   float* y;        // [num_rows, num_columns], or as `places` says
   int64_t num_rows, row_stride;
   int64_t num_inputs, num_columns;
@@ -105,6 +106,7 @@ inline int64_t partial_floats(const Attention& call) { return 2 + padded(call.va
 
 struct Level {
   const char* name;
+  int few_rows;  // up to so many rows are taken together
   // Columns [first, last) of the product. `scratch` holds scratch_floats(call).
   void (*linear)(const Linear& call, int64_t first, int64_t last, float* scratch);
   // Stores one head of the keys and values of the span's tokens [first, last).

@@ -12,7 +12,8 @@ namespace {
 
 Work work_of(const Rows& rows, Linear call, Shelf& shelf) {
   Work stages;
-  if (rows.dense && call.row_stride == rows.length && call.bits != 4) {
+  bool as_it_is = rows.dense && call.row_stride == rows.length && call.bits != 4;
+  if (as_it_is && (call.num_rows == 1 || !takes_few_rows(call))) {
     call.x = rows.data;
   } else {
     bool made;
@@ -22,7 +23,13 @@ Work work_of(const Rows& rows, Linear call, Shelf& shelf) {
         rows.data, nullptr, {rows.count, rows.length, call.row_stride, apart, step, call.bits == 4, shelf.level}, {}};
     float* to = shelf.shared(key, rows.count * call.row_stride, made);
     call.x = to;
-    if (!made) stages.push_back(lay_out(0, rows, rows.count, call, to, [](int64_t row) { return row; }));
+    int64_t per_task = std::max<int64_t>(1, 64 * 1024 / call.row_stride);
+    auto lay_rows_out = [=](int64_t task) {
+      int64_t last = std::min(rows.count, (task + 1) * per_task);
+      for (int64_t row = task * per_task; row < last; row++) lay_out(rows, row, call, row, to);
+    };
+    int64_t cost = rows.count * call.row_stride;
+    if (!made) stages.push_back({0, (rows.count + per_task - 1) / per_task, cost, lay_rows_out});
   }
   int64_t columns = columns_per_task(call);
   auto multiply = [call, columns](int64_t task) {

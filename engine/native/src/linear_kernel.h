@@ -102,13 +102,19 @@ struct Plain {
   }
 };
 
-template <int rows>
-inline void write(const Linear& call, const V sum[rows][kColumns], int64_t row, int64_t column, int count) {
-  for (int r = 0; r < rows; r++) {
-    float out[kColumns];
-    sums(sum[r], out);
-    float* y = call.y + (call.places ? call.places[row + r] : row + r) * call.num_columns + column;
-    for (int c = 0; c < count; c++) y[c] = call.bias ? out[c] + call.bias[column + c] : out[c];
+template <int rows, int wide>
+inline void write(const Linear& call, const V sum[rows][wide], int64_t row, int64_t column, int count) {
+  constexpr int together = 4 / wide;  // rows that one call of `sums` serves
+  for (int r = 0; r < rows; r += together) {
+    V four[4];
+    for (int i = 0; i < 4; i++) four[i] = r + i / wide < rows ? sum[r + i / wide][i % wide] : zero();
+    float out[4];
+    sums(four, out);
+    for (int t = 0; t < together && r + t < rows; t++) {
+      int64_t place = call.places ? call.places[row + r + t] : row + r + t;
+      float* y = call.y + place * call.num_columns + column;
+      for (int c = 0; c < count; c++) y[c] = call.bias ? out[t * wide + c] + call.bias[column + c] : out[t * wide + c];
+    }
   }
 }
 
@@ -122,24 +128,27 @@ template <int count, class Columns>
   for (int64_t at = 0; at < count * Columns::kBytes; at += 64) __builtin_prefetch(weight + at);
 }
 
-// `rows` rows times four columns, decoded on the way.
-template <class Columns, int rows>
+// `rows` rows times `wide` columns, decoded on the way.
+template <class Columns, int rows, int wide>
 void few(const Linear& call, const Columns& columns, int64_t column, int count) {
-  V sum[rows][kColumns];
+  V sum[rows][wide];
   for (auto& row : sum)
     for (V& v : row) v = zero();
   int64_t blocks = call.num_blocks();
-  for (int64_t block = 0; block < blocks; block++) {
-    fetch<kColumns>(columns, block);
-    for (int c = 0; c < kColumns; c++) {
+  const float* x = call.x;
+  for (int64_t block = 0; block < blocks; block++, x += rows * kBlock) {
+    fetch<wide>(columns, block);
+    for (int c = 0; c < wide; c++) {
       V w[kVectors];
       columns.decode(block, c, w);
+#pragma GCC unroll 16
       for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
         for (int v = 0; v < kVectors; v++)
-          sum[r][c] = fma(load(call.x + r * call.row_stride + kBlock * block + kLanes * v), w[v], sum[r][c]);
+          sum[r][c] = fma(load(x + r * kBlock + kLanes * v), w[v], sum[r][c]);
     }
   }
-  write<rows>(call, sum, 0, column, count);
+  write<rows, wide>(call, sum, 0, column, count);
 }
 
 // `rows` rows times four columns of a panel.
@@ -158,7 +167,7 @@ void tile(const Linear& call, const float* panel, int64_t row, int64_t column, i
       for (int c = 0; c < kColumns; c++) sum[r][c] = fma(value, w[c], sum[r][c]);
     }
   }
-  write<rows>(call, sum, row, column, count);
+  write<rows, kColumns>(call, sum, row, column, count);
 }
 
 template <int most>
@@ -183,18 +192,22 @@ inline void fill(const Linear& call, const Columns& column, float* to) {
   }
 }
 
+// As many rows as the registers hold sums of, times four columns or two.
+constexpr int wide_of(int rows) { return rows <= kFewRows ? kColumns : 2; }
+
 template <class Columns, int most>
 void some_few(const Linear& call, const Columns& columns, int64_t column, int count) {
-  if (call.num_rows == most) return few<Columns, most>(call, columns, column, count);
+  if (call.num_rows == most) return few<Columns, most, wide_of(most)>(call, columns, column, count);
   if constexpr (most > 1) some_few<Columns, most - 1>(call, columns, column, count);
 }
 
 template <class Columns>
 void few_rows(const Linear& call, int64_t first, int64_t last, float* scratch) {
   // Columns that do not fill a tile are taken one by one.
+  int wide = wide_of(int(call.num_rows));
   for (int64_t column = first; column < last;) {
-    int count = last - column < kColumns ? 1 : kColumns;
-    some_few<Columns, kFewRows>(call, Columns::at(call, column, count, scratch), column, count);
+    int count = last - column < wide ? 1 : wide;
+    some_few<Columns, kMoreRows>(call, Columns::at(call, column, count, scratch), column, count);
     column += count;
   }
 }
@@ -225,7 +238,7 @@ void many_rows(const Linear& call, int64_t first, int64_t last, float* scratch) 
 
 template <class Columns>
 void columns(const Linear& call, int64_t first, int64_t last, float* scratch) {
-  if (call.num_rows <= kFewRows && call.num_inputs % kBlock == 0)
+  if (call.num_rows <= kMoreRows && call.num_inputs % kBlock == 0)
     few_rows<Columns>(call, first, last, scratch);
   else
     many_rows<Columns>(call, first, last, scratch);

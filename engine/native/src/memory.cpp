@@ -12,8 +12,6 @@ namespace mlxcel {
 
 namespace {
 
-constexpr size_t kAlignment = 64;
-
 size_t padded(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 void ask_for_huge_pages(char* from, size_t bytes) {
@@ -37,7 +35,7 @@ std::vector<mx::array> lay_together(const std::vector<mx::array>& arrays) {
   buffer.set_data(mx::allocator::malloc(total));
   char* base = buffer.data<char>();
   ask_for_huge_pages(base, total);
-  size_t at = padded(uintptr_t(base)) - uintptr_t(base);
+  size_t at = aligned(base) - base;
   std::vector<mx::array> laid;
   for (const mx::array& array : arrays) {
     std::memcpy(base + at, array.data<char>(), array.nbytes());

@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "levels.h"
 #include "work.h"
 
 namespace mlxcel {
@@ -26,18 +27,18 @@ void append_weight(std::vector<mx::array>& to, int num_inputs, const mx::array& 
 // The product with the weight that begins at inputs[at]; its rows, x and y, are left open.
 Linear product_of(const std::vector<mx::array>& inputs, size_t at, const Packing& how);
 
+// Whether the kernel takes the rows together, block by block.
+inline bool takes_few_rows(const Linear& call) {
+  return call.num_rows <= level().few_rows && call.num_inputs % kBlock == 0;
+}
+
 // How many columns of the product one thread takes at a time; `num_weights` products like it share the threads.
 int64_t columns_per_task(const Linear& call, int64_t num_weights = 1);
 
-// A stage that lays `count` rows out as the kernels read them, the i-th of them row from(i).
-template <class From>
-Stage lay_out(int depth, const Rows& rows, int64_t count, const Linear& call, float* to, From from) {
-  int64_t stride = call.row_stride, per_task = std::max<int64_t>(1, 64 * 1024 / stride);
-  return {depth, (count + per_task - 1) / per_task, count * stride, [=, packed = call.bits == 4](int64_t task) {
-    int64_t last = std::min(count, (task + 1) * per_task);
-    for (int64_t i = task * per_task; i < last; i++)
-      if (int64_t row = from(i); row >= 0) rows.lay_out(row, stride, packed, to + i * stride);
-  }};
+// Lays row `i` of a call's `num_rows` out as the kernels read it, to `to`, where the first of them lies.
+inline void lay_out(const Rows& rows, int64_t row, const Linear& call, int64_t i, float* to) {
+  if (takes_few_rows(call)) return rows.lay_out(row, call.bits == 4, kBlock * call.num_rows, to + i * kBlock);
+  rows.lay_out(row, call.bits == 4, kBlock, to + i * call.row_stride);
 }
 
 }  // namespace mlxcel

@@ -98,7 +98,7 @@ Work copy(const mx::array& from, mx::array& out) {
   Rows rows(from);
   float* y = out.data<float>();
   auto task = [=](int64_t) {
-    for (int64_t row = 0; row < rows.count; row++) rows.lay_out(row, rows.length, false, y + row * rows.length);
+    for (int64_t row = 0; row < rows.count; row++) rows.copy(row, y + row * rows.length);
   };
   return {{0, 1, int64_t(out.size()), task}};
 }

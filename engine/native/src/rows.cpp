@@ -27,7 +27,7 @@ Work each_norm(const Rows& x, mx::array& out, Run run) {
     if (x.dense) return run(x.at(first), last - first, y + first * x.length);
     float* line = scratch(x.length);
     for (int64_t row = first; row < last; row++) {
-      x.lay_out(row, x.length, false, line);
+      x.copy(row, line);
       run(line, 1, y + row * x.length);
     }
   })};
@@ -145,7 +145,7 @@ class Rope : public Shaped {
           int64_t row = (i / length * heads + head) * length + i % length;
           const float* from = rows.at(row);
           if (!rows.dense && rows.strides.back() != 1) {
-            rows.lay_out(row, rows.length, false, line);
+            rows.copy(row, line);
             from = line;
           }
           turn(how, angles + i * dims, angles + i * dims + half, from, rows.length, y + row * rows.length);
@@ -174,7 +174,7 @@ Work each_row(const Rows& gate, const std::optional<Rows>& x, mx::array& out, Ru
       return run(gate.at(first), x ? x->at(first) : nullptr, (last - first) * length, y + first * length);
     float* line = scratch(2 * length);
     for (int64_t row = first; row < last; row++) {
-      gate.lay_out(row, length, false, line);
+      gate.copy(row, line);
       if (x) x->lay_out(row, length, false, line + length);
       run(line, x ? line + length : nullptr, length, y + row * length);
     }

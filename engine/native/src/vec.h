@@ -70,6 +70,7 @@ inline uint16_t float16_of(float value) {
 using V = __m512;
 constexpr int kLanes = 16;
 constexpr int kFewRows = 6;
+constexpr int kMoreRows = 12;
 constexpr int kTileRows = 6;
 constexpr int kAttendRows = 4;
 
@@ -140,6 +141,7 @@ inline void sums(const V v[4], float out[4]) {
 using V = __m256;
 constexpr int kLanes = 8;
 constexpr int kFewRows = 2;
+constexpr int kMoreRows = 4;
 constexpr int kTileRows = 3;
 constexpr int kAttendRows = 2;
 
@@ -194,6 +196,7 @@ inline void sums(const V v[4], float out[4]) {
 
 using V = float32x4_t;
 constexpr int kFewRows = 4;
+constexpr int kMoreRows = 8;
 constexpr int kTileRows = 6;
 constexpr int kAttendRows = 4;
 
@@ -220,6 +223,7 @@ inline V where_less(V a, V b, V first, V second) { return vbslq_f32(vcltq_f32(a,
 using V = float __attribute__((vector_size(16)));
 using Whole = int32_t __attribute__((vector_size(16)));
 constexpr int kFewRows = 2;
+constexpr int kMoreRows = 2;
 constexpr int kTileRows = 2;
 constexpr int kAttendRows = 2;
 

@@ -47,15 +47,15 @@ class Shelf {
   }
 
   float* own(int64_t count) {
-    mx::array floats(mx::Shape{int(count)}, mx::float32, nullptr, {});
+    mx::array floats(mx::Shape{int(count + kAlignment / sizeof(float))}, mx::float32, nullptr, {});
     arena ? arena->take(floats, level) : void(allocate(floats));
     kept_.push_back(floats);
-    touched.push_back(kept_.back().data<float>());
-    return kept_.back().data<float>();
+    touched.push_back(aligned(kept_.back().data<float>()));
+    return touched.back();
   }
 
   Arena* arena = nullptr;                         // of a recorded step
-  std::vector<const float*> touched;              // what the call uses
+  std::vector<float*> touched;              // what the call uses
   LiveRows* rows = nullptr;  // whose keys and values a recorded step finds; null elsewhere
   std::vector<std::function<void()>> before_run;  // what a recorded step does once its rows are known
   int level = 0;                   // when a recorded step can do the call's stages of depth 0; raised by what is shared

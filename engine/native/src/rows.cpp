@@ -175,7 +175,7 @@ Work each_row(const Rows& gate, const std::optional<Rows>& x, mx::array& out, Ru
     float* line = scratch(2 * length);
     for (int64_t row = first; row < last; row++) {
       gate.copy(row, line);
-      if (x) x->lay_out(row, length, false, line + length);
+      if (x) x->copy(row, line + length);
       run(line, x ? line + length : nullptr, length, y + row * length);
     }
   })};

@@ -5,9 +5,10 @@
 
 Rivals run one row: `mlx_lm` is `mlx_lm.stream_generate` on the checkpoint, `portable` this engine without the
 compiled kernels, `llama` llama.cpp through llama-cpp-python in an environment of its own, on the GGUF file that
-the checkpoint was imported from. `--requantize` first makes the checkpoint what `mlx_lm.convert -q` makes of it:
-4 bits in groups of 64 and bfloat16. A decode rate is that of the median step; medians of the repeats; ratios are
-ours over the first rival's. `--profile` says where one step's time goes, on one thread.
+the checkpoint was imported from. MODEL `zoo:NAME` is a tiny model of the tests' zoo. `--requantize` first makes the
+checkpoint what `mlx_lm.convert -q` makes of it: 4 bits in groups of 64 and bfloat16. A decode rate is that of the
+median step; medians of the repeats; ratios are ours over the first rival's. `--profile` says where one step's time
+goes, on one thread.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from engine.model.memory import human_bytes
 from engine.model.pull import ensure
 from engine.request import Request, Row
 from tests.bench.checkpoint import float32_checkpoint
+from tests.zoo import write_zoo
 
 Rates = tuple[float, float]  # prompt tokens/s, new tokens/s
 Arm = Callable[[], Rates]
@@ -60,10 +62,10 @@ def ours(engine: Engine, num_prompt: int, num_new: int, num_rows: int) -> Rates:
     return prompt_rate, num_rows / statistics.median(times_s)
 
 
-def of_mlx_lm(path: Path, num_prompt: int, num_new: int) -> Arm:
+def of_mlx_lm(path: Path, vocab_size: int, num_prompt: int, num_new: int) -> Arm:
     model, tokenizer = load(str(path))
     tokenizer.eos_token_ids = set()  # it runs to the asked length
-    prompt = [(7 * i + 3) % 32000 for i in range(num_prompt)]
+    prompt = [(7 * i + 3) % vocab_size for i in range(num_prompt)]
 
     def run() -> Rates:
         started_s = time.perf_counter()
@@ -101,7 +103,7 @@ def compare(asked: argparse.Namespace, path: Path, engine: Engine, num_prompt: i
         if name == "llama":
             arms[name] = of_llama(asked.llama_python, asked.gguf, num_prompt, asked.new)
         elif name == "mlx_lm":
-            arms[name] = of_mlx_lm(path, num_prompt, asked.new)
+            arms[name] = of_mlx_lm(path, engine.vocab_size, num_prompt, asked.new)
         else:
             portable = Engine.open(EngineConfig(model=path, portable=True, lookahead=False))
             arms[name] = lambda engine=portable: ours(engine, num_prompt, asked.new, 1)
@@ -161,8 +163,11 @@ def main() -> None:
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--profile", action="store_true")
     asked = parser.parse_args()
-    path = Path(asked.model) if Path(asked.model).is_dir() else ensure(asked.model)
     with tempfile.TemporaryDirectory() as folder:
+        if asked.model.startswith("zoo:"):
+            path = write_zoo(Path(folder) / "zoo", asked.model.removeprefix("zoo:"))
+        else:
+            path = Path(asked.model) if Path(asked.model).is_dir() else ensure(asked.model)
         if asked.requantize:
             whole = float32_checkpoint(path, Path(folder))
             path = whole / "4-bit"

@@ -5,10 +5,10 @@
 
 Rivals run one row: `mlx_lm` is `mlx_lm.stream_generate` on the checkpoint, `portable` this engine without the
 compiled kernels, `llama` llama.cpp through llama-cpp-python in an environment of its own, on the GGUF file that
-the checkpoint was imported from. MODEL `zoo:NAME` is a tiny model of the tests' zoo; `--requantize` first makes the
-checkpoint what `mlx_lm.convert -q` makes of it: 4 bits in groups of 64 and bfloat16. A decode rate is that of the
-median step; medians of the repeats; ratios are ours over the first rival's. `--profile` says where one step's time
-goes, on one thread.
+the checkpoint was imported from. MODEL `zoo:NAME` is a tiny model of the tests' zoo. `--requantize` first makes
+the checkpoint what `mlx_lm.convert -q` makes of it: 4 bits in groups of 64 and bfloat16. A decode rate is that of
+the median step; medians of the repeats; ratios are ours over the first rival's. `--profile` says where one step's
+time goes, on one thread.
 """
 
 import argparse

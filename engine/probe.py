@@ -31,6 +31,7 @@ MODES: dict[str, Make] = {
     "rows, keys gathered by group": lambda model, selection: RowsForward(model, selection, gathered=5),
     "alone": AloneForward,
 }
+BY_HANDLES = ("spans", "rows")  # modes whose attention runs on what is stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ def _verdicts_kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """Probes of tiny checkpoints are kept between tests, and not in this person's own cache."""
     kept = Verdicts(tmp_path_factory.mktemp("probes"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.engine.Verdicts", lambda folder: kept)
+        for user in ("engine.engine", "engine.model.inspect"):
+            patch.setattr(f"{user}.Verdicts", lambda folder: kept)
         yield
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
+from engine.cache import dtype
 from engine.cache.adapter import SequenceStorage
 from engine.cache.rows import GROWTH_TOKENS
 from engine.errors import UnsupportedModel
@@ -21,7 +22,7 @@ from engine.model.load import LoadedModel, load
 from engine.model.placement import Placement, placement
 from engine.model.store import TOKENIZER_FILES, default_home
 from engine.plan import ALONE_MAX_TOKENS
-from engine.probe import Verdicts
+from engine.probe import BY_HANDLES, Verdicts
 
 # Two prompts whose caches are compared: what grows with the tokens, and what does not. Multiples of the step in
 # which mlx-lm's caches grow.
@@ -147,19 +148,29 @@ class Description:
 
 
 def describe(
-    path: Path, *, trust_remote_code: bool = False, kernels: native.Native | str | None = None
+    path: Path,
+    *,
+    trust_remote_code: bool = False,
+    kernels: native.Native | str | None = None,
+    cache_dtype: str = "auto",
 ) -> Description:
     """Describe the checkpoint folder `path`; nothing is read but its headers and its small files.
 
-    `kernels` are those that would run it, as `native.start` gave them; None: find out.
+    `kernels` are those that would run it, as `native.start` gave them; None: find out. `cache_dtype` is the
+    setting. What it comes to depends on the mode: before a first probe, rows are said to keep the model's types.
 
     Raises what loading it would, and UnsupportedModel when no forward can be built.
     """
     loaded = load(path, trust_remote_code=trust_remote_code, lazy=True)
     kernels = native.start() if kernels is None else kernels
-    place = placement(loaded.model, compiled=isinstance(kernels, native.Native))
+    compiled = isinstance(kernels, native.Native)
+    place = placement(loaded.model, compiled=compiled)
     packings, dtypes = _packings(place), _dtypes(loaded.model)
-    layers = layers_of(_hollow(loaded.model, widened=place.in_float32))
+    mode = _decode_mode(path, native.said(kernels))
+    kept_as = (
+        None if mode in (None, "alone") else dtype.chosen(cache_dtype, compiled=compiled and mode in BY_HANDLES)
+    )
+    layers = layers_of(_hollow(loaded.model, widened=place.in_float32), kept_as)
     named = loaded.config.get("architectures")
     return Description(
         path=path,
@@ -179,28 +190,36 @@ def describe(
         tokenizer=next((name for name in TOKENIZER_FILES if (path / name).is_file()), "tiktoken"),
         has_chat_template=bool(loaded.tokenizer.has_chat_template),
         end_tokens=tuple((index, _text(loaded, index)) for index in sorted(loaded.eos_token_ids)),
-        decode_mode=_decode_mode(path, native.said(kernels)),
+        decode_mode=mode,
         available_bytes=place.free_bytes,
     )
 
 
-def layers_of(model: Any) -> tuple[Layers, ...]:
+def layers_of(model: Any, kept_as: mx.Dtype | None = None) -> tuple[Layers, ...]:
     """What the entries of the model's cache list keep, equal ones together, in the order in which they come first.
 
-    The parts of an entry that is a list count as entries. Raises UnsupportedModel.
+    The parts of an entry that is a list count as entries; keys and values are kept in the type `kept_as`, or in
+    their own. Raises UnsupportedModel.
     """
     entries = zip(_caches_after(model, SHORT_TOKENS), _caches_after(model, LONG_TOKENS), strict=True)
-    counted = Counter(_layer(short, long) for short, long in entries)
+    counted = Counter(_layer(short, long, kept_as) for short, long in entries)
     return tuple(
         Layers(kind, count, token_bytes, fixed_bytes, window)
         for (kind, token_bytes, fixed_bytes, window), count in counted.items()
     )
 
 
-def _layer(short: Any, long: Any) -> tuple[Literal["full", "window", "state"], int, int, int]:
+def _layer(
+    short: Any, long: Any, kept_as: mx.Dtype | None
+) -> tuple[Literal["full", "window", "state"], int, int, int]:
     """Kind, bytes of each token, bytes beside them and window of one entry, seen after both prompts."""
-    token_bytes = (_bytes(long) - _bytes(short)) // (LONG_TOKENS - SHORT_TOKENS)
-    fixed_bytes = _bytes(short) - SHORT_TOKENS * token_bytes
+    grown = _bytes(long) - _bytes(short)
+    if grown and kept_as is not None:
+        short_bytes, long_bytes = _bytes(short, kept_as), _bytes(long, kept_as)
+    else:
+        short_bytes, long_bytes = _bytes(short), _bytes(long)
+    token_bytes = (long_bytes - short_bytes) // (LONG_TOKENS - SHORT_TOKENS)
+    fixed_bytes = short_bytes - SHORT_TOKENS * token_bytes
     if not token_bytes:
         return "state", 0, fixed_bytes, 0
     window = next((value for name in BOUNDS if isinstance(value := getattr(short, name, None), int)), 0)
@@ -222,11 +241,18 @@ def _parts(cache: Any) -> list[Any]:
     return [cache] if parts is None else [leaf for part in parts for leaf in _parts(part)]
 
 
-def _bytes(cache: Any) -> int:
+def _bytes(cache: Any, kept_as: mx.Dtype | None = None) -> int:
+    """What the cache holds, were its floats of the type `kept_as`."""
     if cache.empty():
         return 0
     leaves: Any = tree_flatten(cache.state)
-    return sum(leaf.nbytes for _, leaf in leaves if isinstance(leaf, mx.array))
+    arrays = [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
+    floats = sum(array.size * (kept_as or array.dtype).size for array in arrays if _is_float(array))
+    return floats + sum(array.nbytes for array in arrays if not _is_float(array))
+
+
+def _is_float(array: mx.array) -> bool:
+    return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
 def _hollow(model: Any, *, widened: bool) -> Any:
@@ -234,7 +260,7 @@ def _hollow(model: Any, *, widened: bool) -> Any:
     weights are read. `widened` turns floating types to float32, as expanding does."""
 
     def zeros(array: mx.array) -> mx.array:
-        to_float32 = widened and mx.issubdtype(array.dtype, mx.floating)
+        to_float32 = widened and _is_float(array)
         return mx.broadcast_to(mx.zeros((), mx.float32 if to_float32 else array.dtype), array.shape)
 
     model.update(tree_map(zeros, model.parameters()))

@@ -26,7 +26,7 @@ would take with the settings of environment and config file.
 UNPROBED = "found by a probe when the model is first loaded"
 
 
-@config.takes("ctx_size", "parallel", "trust_remote_code")
+@config.takes("ctx_size", "parallel", "cache_dtype", "trust_remote_code")
 def inspect(
     model: Annotated[
         str,
@@ -46,7 +46,7 @@ def inspect(
 
     from engine.model.inspect import describe
 
-    said = describe(path, trust_remote_code=engine.trust_remote_code)
+    said = describe(path, trust_remote_code=engine.trust_remote_code, cache_dtype=engine.cache_dtype)
     fit = said.fit(engine.num_slots(batches=True), engine.context_length(said.context_length))
     largest = said.largest_context(fit.num_slots)
     if as_json:

@@ -50,10 +50,14 @@ def test_bytes_are_those_that_mlx_lms_caches_keep_of_a_prompt(family: str, tmp_p
         assert sum(group.stored_bytes(num_tokens) for group in said.layers) == held
 
 
+@pytest.mark.parametrize("cache_dtype", ["auto", "float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_of_the_engine_holds_no_more_than_is_said(family: str, tmp_path: Path) -> None:
+def test_a_row_of_the_engine_holds_no_more_than_is_said(family: str, cache_dtype: str, tmp_path: Path) -> None:
+    """Once its mode is known; before, what its own types take is said."""
     folder = write_checkpoint(tmp_path, family)
-    watched, said = Watched(folder, cache_dtype="float32"), describe(folder)
+    before = inspect.describe(folder, cache_dtype=cache_dtype)
+    watched, said = Watched(folder, cache_dtype=cache_dtype), inspect.describe(folder, cache_dtype=cache_dtype)
+    assert said.token_bytes <= before.token_bytes == inspect.describe(folder, cache_dtype="float32").token_bytes
     assert said.weight_bytes == load.load(folder).weight_bytes
     for num_tokens in LENGTHS:
         row = watched.engine.submit(watched.request("a", num_tokens, 9))

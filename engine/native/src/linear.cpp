@@ -16,9 +16,12 @@ Work work_of(const Rows& rows, Linear call, Shelf& shelf) {
     call.x = rows.data;
   } else {
     bool made;
-    int64_t apart = rows.count > 1 ? rows.at(1) - rows.at(0) : 0, step = rows.dense ? 1 : rows.strides.back();
-    Shelf::Key key{rows.data, nullptr, {rows.count, rows.length, call.row_stride, apart, step, call.bits == 4}, {}};
-    float* to = shelf.shared(key, rows.count * call.row_stride, made);
+    std::vector<int64_t> where{rows.count, rows.length, call.row_stride, call.bits == 4, rows.dense};
+    if (!rows.dense) {
+      where.insert(where.end(), rows.shape.begin(), rows.shape.end());
+      where.insert(where.end(), rows.strides.begin(), rows.strides.end());
+    }
+    float* to = shelf.shared({rows.data, nullptr, std::move(where), {}}, rows.count * call.row_stride, made);
     call.x = to;
     if (!made) stages.push_back(lay_out(0, rows, rows.count, call, to, [](int64_t row) { return row; }));
   }

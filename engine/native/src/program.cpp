@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <string>
@@ -30,6 +31,7 @@ class AttendInProgram : public Kernel {
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf& shelf) override {
     if (!shelf.rows) throw std::runtime_error("this attention runs in a recorded step alone");
+    admit(*shelf.rows, inputs);
     Rows queries(inputs[0]), keys(inputs[1]), values(inputs[2]);
     expect(queries.dense || queries.strides.back() == 1, "queries lie apart");
     Attention call{};
@@ -45,9 +47,9 @@ class AttendInProgram : public Kernel {
     call.out = outputs[0].data<float>();
     if (has_sinks_) call.sinks = inputs[3].data<float>();
     int64_t rows = inputs[0].shape(0), group = call.num_heads / call.num_key_heads;
-    auto attend = [=, live = shelf.rows, layer = layer_, appends = appends_](int64_t task) {
+    auto attend = [=, live = static_cast<const LiveRows*>(shelf.rows), layer = layer_, appends = appends_](int64_t task) {
       int64_t row = task / call.num_key_heads, head = task % call.num_key_heads;
-      const Stored& stored = live->layers[layer][row];
+      const Stored& stored = live->layers[layer].rows[row];
       int64_t position = live->positions[row];
       Span span{row, 1, position, stored.base, stored.keys, stored.values, stored.capacity};
       if (appends) {
@@ -63,6 +65,21 @@ class AttendInProgram : public Kernel {
   const char* name() const override { return "MlxcelAttendInProgram"; }
 
  private:
+  // Notes what storage this attention can read.
+  void admit(LiveRows& live, const std::vector<mx::array>& inputs) const {
+    const mx::array &keys = inputs[1], &values = inputs[2];
+    expect(keys.shape(0) == int(live.positions.size()) && layer_ >= 0 && layer_ < int(live.layers.size()),
+           "an attention has other rows or layers than the step");
+    LiveLayer& layer = live.layers[layer_];
+    expect(!layer.reach || (layer.heads == keys.shape(1) && layer.key_dim == keys.shape(3) &&
+                            layer.value_dim == values.shape(3)),
+           "attentions of one layer are unlike");
+    layer.heads = keys.shape(1);
+    layer.key_dim = keys.shape(3);
+    layer.value_dim = values.shape(3);
+    layer.reach = std::max(layer.reach, window_ ? window_ : std::numeric_limits<int64_t>::max());
+  }
+
   int layer_;
   float scale_;
   int64_t window_;
@@ -114,7 +131,8 @@ class Program::Recorded {
   Recorded(const mx::array& ids, const mx::array& positions, const mx::array& result, int num_layers)
       : ids_(filled(ids)), positions_(filled(positions)), result_(result) {
     live_.positions.resize(positions.size());
-    live_.layers.assign(num_layers, std::vector<Stored>(positions.size()));
+    live_.layers.resize(num_layers);
+    for (LiveLayer& layer : live_.layers) layer.rows.resize(positions.size());
     shelf_.rows = &live_;
     known_.emplace(ids.id(), Value{ids_, 0});
     known_.emplace(positions.id(), Value{positions_, 0});
@@ -128,11 +146,11 @@ class Program::Recorded {
 
   mx::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
                 const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
+    std::lock_guard lock(running_);
     place(ids, positions, storage, bases);
     for (Phase& phase : phases_) phase.next = phase.done = 0;
     fault_ = nullptr;
-    caller_ = std::this_thread::get_id();
-    share(num_threads(), [this](int64_t) { take_part(); });
+    share(num_threads(), [this](int64_t thread) { take_part(thread == 0); });
     if (fault_) std::rethrow_exception(fault_);
     mx::array out(result_.shape(), mx::float32, nullptr, {});
     std::memcpy(allocate(out), result_.data<float>(), out.nbytes());
@@ -363,14 +381,20 @@ class Program::Recorded {
                  values.dtype() == mx::float32 && keys.flags().row_contiguous && values.flags().row_contiguous &&
                  keys.ndim() == 4 && values.ndim() == 4 && keys.shape(2) == values.shape(2),
              "a row's storage does not lie densely");
-      int64_t at = positions[i % rows] - bases[i];
-      expect(at >= 0 && at < keys.shape(2), "a row's storage has no room for its next token");
-      live_.layers[i / rows][i % rows] = {keys.data<float>(), values.data<float>(), keys.shape(2), bases[i]};
+      LiveLayer& layer = live_.layers[i / rows];
+      expect(!layer.reach || (keys.shape(0) == 1 && values.shape(0) == 1 && keys.shape(1) == layer.heads &&
+                              values.shape(1) == layer.heads && keys.shape(3) == layer.key_dim &&
+                              values.shape(3) == layer.value_dim),
+             "a row's storage has another shape than its keys and values");
+      int64_t position = positions[i % rows], base = bases[i];
+      expect(base >= 0 && base <= position && position - base < keys.shape(2),
+             "a row's storage has no room for its next token");
+      expect(base <= std::max<int64_t>(0, position + 1 - layer.reach), "a row's storage begins after what it sees");
+      layer.rows[i % rows] = {keys.data<float>(), values.data<float>(), keys.shape(2), base};
     }
   }
 
-  void take_part() {
-    bool is_caller = std::this_thread::get_id() == caller_;
+  void take_part(bool is_caller) {
     for (Phase& phase : phases_) {
       if (!phase.by_caller || is_caller) {
         int64_t ran = 0;
@@ -384,7 +408,9 @@ class Program::Recorded {
         }
         if (ran) phase.done += ran;
       }
-      for (int turn = 0; phase.done < phase.count; turn++) turn < 2000 ? pause() : std::this_thread::yield();
+      // Where the caller waits for a thread of MLX, that one gets this processor.
+      int patience = phase.by_caller ? 0 : 2000;
+      for (int turn = 0; phase.done < phase.count; turn++) turn < patience ? pause() : std::this_thread::yield();
     }
   }
 
@@ -395,8 +421,7 @@ class Program::Recorded {
   std::vector<Placed> stages_;
   std::vector<Phase> phases_;
   std::set<std::string> foreign_names_;
-  std::thread::id caller_;
-  std::mutex faults_;
+  std::mutex running_, faults_;
   std::exception_ptr fault_;
 };
 
@@ -419,8 +444,11 @@ mx::array attend_in_program(const mx::array& queries, const mx::array& keys, con
              keys.dtype() == mx::float32 && values.dtype() == mx::float32 && queries.shape(2) == 1 &&
              keys.shape(0) == queries.shape(0) && keys.shape(3) == queries.shape(3) && keys.shape(2) == 1 &&
              values.shape(0) == keys.shape(0) && values.shape(1) == keys.shape(1) && values.shape(2) == 1 &&
-             queries.shape(1) % keys.shape(1) == 0 && keys.shape(3) <= kMaxHeadDim && values.shape(3) <= kMaxHeadDim,
+             keys.shape(1) > 0 && queries.shape(1) % keys.shape(1) == 0 && keys.shape(3) > 0 && values.shape(3) > 0 &&
+             keys.shape(3) <= kMaxHeadDim && values.shape(3) <= kMaxHeadDim,
          "queries, keys and values are [rows, heads, 1, dim] and fit each other");
+  expect(window >= 0, "a window is a number of positions");
+  expect(!sinks || sinks->shape() == mx::Shape({queries.shape(1)}), "attend takes one sink for each head");
   std::vector<mx::array> inputs{queries, keys, values};
   if (sinks) inputs.push_back(dense(wide(*sinks, stream), stream));
   mx::Shape shape = queries.shape();

@@ -17,10 +17,17 @@ struct Stored {
   int64_t capacity, base;
 };
 
+// A layer's storage as its attentions were recorded, and where it lies for each row. `reach`: how many positions, its
+// own included, a token of it may see; 0: nothing attends to it.
+struct LiveLayer {
+  int64_t heads = 0, key_dim = 0, value_dim = 0, reach = 0;
+  std::vector<Stored> rows;
+};
+
 // What changes from step to step: each row's position, and where each attention finds its keys and values.
 struct LiveRows {
   std::vector<int32_t> positions;
-  std::vector<std::vector<Stored>> layers;  // by layer, then by row
+  std::vector<LiveLayer> layers;
 };
 
 class Program {

@@ -28,7 +28,7 @@ struct LiveRows;
 // Floats that a call needs besides its inputs and outputs. Calls that need the very same ones share them.
 class Shelf {
  public:
-  using Key = std::tuple<const void*, const void*, std::array<int64_t, 6>, std::array<float, 2>>;
+  using Key = std::tuple<const void*, const void*, std::vector<int64_t>, std::array<float, 2>>;
 
   // `count` floats for what `key` says; `made` tells whether an earlier call fills them, in its stages of depth 0.
   float* shared(const Key& key, int64_t count, bool& made) {
@@ -40,14 +40,14 @@ class Shelf {
   }
 
   float* own(int64_t count) {
-    mx::array floats(mx::Shape{int(count)}, mx::float32, nullptr, {});
-    floats.set_data(mx::allocator::malloc(floats.nbytes()));
+    mx::array floats(mx::Shape{}, mx::float32, nullptr, {});  // only its memory counts, which may pass an int
+    floats.set_data(mx::allocator::malloc(count * sizeof(float)));
     kept_.push_back(floats);
     return kept_.back().data<float>();
   }
 
-  const LiveRows* rows = nullptr;  // whose keys and values a recorded step finds; null elsewhere
-  int level = 0;                   // when a recorded step can do the call's stages of depth 0; raised by what is shared
+  LiveRows* rows = nullptr;  // whose keys and values a recorded step finds; null elsewhere
+  int level = 0;             // when a recorded step can do the call's stages of depth 0; raised by what is shared
 
  private:
   std::map<Key, std::pair<float*, int>> shared_;

@@ -15,8 +15,11 @@ namespace mlxcel {
 class Arena {
  public:
   // Memory that is written at `level` for the first time. The result shares it.
-  void take(mx::array& array, int level) {
-    size_t bytes = (std::max<size_t>(array.nbytes(), 1) + kAlignment - 1) / kAlignment * kAlignment;
+  void take(mx::array& array, int level) { take(array, level, array.nbytes()); }
+
+  // The same for memory that is more than the array says.
+  void take(mx::array& array, int level, size_t bytes) {
+    bytes = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
     if (buffer_) {
       const Piece& piece = pieces_[next_++];
       mx::Strides strides = array.strides();

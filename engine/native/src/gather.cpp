@@ -29,8 +29,7 @@ mx::Shape output_shape(const mx::array& x, const mx::array& weight, const mx::ar
 
 // The chosen experts, in the order of the output.
 struct Choices {
-  const void* data;
-  mx::Dtype dtype;
+  Indices indices;
   mx::Shape shape;
   mx::Strides strides;
 
@@ -41,9 +40,7 @@ struct Choices {
       offset += i % shape[axis] * strides[axis];
       i /= shape[axis];
     }
-    int64_t expert = dtype == mx::uint32  ? static_cast<const uint32_t*>(data)[offset]
-                     : dtype == mx::int32 ? static_cast<const int32_t*>(data)[offset]
-                                          : static_cast<const int64_t*>(data)[offset];
+    int64_t expert = indices.at(offset);
     return expert < num_experts ? std::max<int64_t>(expert, -1) : -1;
   }
 };
@@ -115,7 +112,7 @@ Work work_of(const Rows& rows, const Choices& choices, int64_t rows_each, int64_
     for (int64_t i = 0; i < group.count; i++)
       lay_out(rows, grouped->order[group.first + i], one, i, x + group.first * call.row_stride);
   };
-  call.num_rows = (rows.count + num_experts - 1) / num_experts;
+  call.num_rows = num_experts ? (rows.count + num_experts - 1) / num_experts : 1;
   int64_t columns = columns_per_task(call, most), pieces = (call.num_columns + columns - 1) / columns;
   auto multiply = [=](int64_t task) {
     if (task / pieces >= int64_t(grouped->groups.size())) return;
@@ -152,7 +149,7 @@ class GatherLinear : public Kernel {
     rows.strides = broadcast_strides(x, rows.shape);
     rows.dense = false;
     mx::Shape batch = leading(out);
-    Choices choices{indices.data<char>(), indices.dtype(), batch, broadcast_strides(indices, batch)};
+    Choices choices{Indices(indices), batch, broadcast_strides(indices, batch)};
     rows.count = int64_t(out.size()) / call.num_columns;
     return work_of(rows, choices, x.shape(-2), weight.shape(0), apart, call, shelf);
   }
@@ -179,8 +176,7 @@ mx::array gather_linear(const mx::array& x, const mx::array& weight, const mx::a
   mx::Stream stream = mx::default_stream(mx::Device::cpu);
   expect(x.ndim() >= 2 && weight.ndim() == 3, "gather_linear takes x [..., rows, inputs] and a weight of three axes");
   expect(mx::issubdtype(indices.dtype(), mx::integer), "indices are whole numbers");
-  bool read_as_is = indices.dtype() == mx::uint32 || indices.dtype() == mx::int32 || indices.dtype() == mx::int64;
-  std::vector<mx::array> inputs{wide(x, stream), read_as_is ? indices : mx::astype(indices, mx::int64, stream)};
+  std::vector<mx::array> inputs{wide(x, stream), Indices::readable(indices, stream)};
   append_weight(inputs, x.shape(-1), weight, scales, biases, bias, group_size, bits, stream);
   auto primitive = std::make_shared<GatherLinear>(stream, Packing{group_size, bits, bias.has_value()});
   return mx::array(output_shape(x, weight, indices), mx::float32, std::move(primitive), std::move(inputs));

@@ -17,11 +17,13 @@ Work work_of(const Rows& rows, Linear call, Shelf& shelf) {
     call.x = rows.data;
   } else {
     bool made;
-    int64_t apart = rows.count > 1 ? rows.at(1) - rows.at(0) : 0, step = rows.dense ? 1 : rows.strides.back();
-    // The level is part of the key: memory that is read no longer is used again for something else.
-    Shelf::Key key{
-        rows.data, nullptr, {rows.count, rows.length, call.row_stride, apart, step, call.bits == 4, shelf.level}, {}};
-    float* to = shelf.shared(key, rows.count * call.row_stride, made);
+    // The level is part of it: memory that is read no longer is used again for something else.
+    std::vector<int64_t> where{shelf.level, rows.count, rows.length, call.row_stride, call.bits == 4, rows.dense};
+    if (!rows.dense) {
+      where.insert(where.end(), rows.shape.begin(), rows.shape.end());
+      where.insert(where.end(), rows.strides.begin(), rows.strides.end());
+    }
+    float* to = shelf.shared({rows.data, nullptr, std::move(where), {}}, rows.count * call.row_stride, made);
     call.x = to;
     int64_t per_task = std::max<int64_t>(1, 64 * 1024 / call.row_stride);
     auto lay_rows_out = [=](int64_t task) {
@@ -83,7 +85,7 @@ class Embed : public Kernel {
   Embed(mx::Stream stream, Packing how) : Kernel(stream), how_(how) {}
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf&) override {
-    const int32_t* ids = inputs[0].data<int32_t>();
+    Indices ids(inputs[0]);
     const mx::array& weight = inputs[1];
     int bits = how_.bits;
     int64_t length = outputs[0].shape(-1), num_rows = weight.shape(0), count = inputs[0].size();
@@ -95,7 +97,7 @@ class Embed : public Kernel {
     float* y = outputs[0].data<float>();
     auto take = [=, group_size = how_.group_size](int64_t i) {
       float* to = y + i * length;
-      int64_t id = ids[i];
+      int64_t id = ids.at(i);
       // Ids are checked where they come in; one that is not shows in the result and reads nothing.
       if (id < 0 || id >= num_rows) {
         std::fill_n(to, length, std::numeric_limits<float>::quiet_NaN());
@@ -146,7 +148,7 @@ mx::array embed(const mx::array& ids, const mx::array& weight, const std::option
   mx::Stream stream = mx::default_stream(mx::Device::cpu);
   expect(weight.ndim() == 2, "embed takes a weight of two axes");
   int length = bits > 0 ? int(int64_t(weight.shape(1)) * 32 / bits) : weight.shape(1);
-  std::vector<mx::array> inputs{dense(mx::astype(ids, mx::int32, stream), stream)};
+  std::vector<mx::array> inputs{dense(Indices::readable(ids, stream), stream)};
   append_weight(inputs, length, weight, scales, biases, std::nullopt, group_size, bits, stream);
   mx::Shape shape = ids.shape();
   shape.push_back(length);

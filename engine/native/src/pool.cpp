@@ -3,6 +3,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <system_error>
@@ -23,6 +24,7 @@ class Pool {
     try {
       for (int i = 1; i < count; i++) workers_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {
+      // The system gives no more threads: those that are there share the work.
     }
   }
 
@@ -39,22 +41,29 @@ class Pool {
   void run(int64_t count, const std::function<void(int64_t)>& task) {
     task_ = &task;
     count_ = count;
-    next_ = 0;
+    next_ = 1;
     open_ = true;
     generation_++;
     if (parked_ > 0) {
       { std::lock_guard lock(mutex_); }
       called_.notify_all();
     }
-    take();
+    take(0);
     open_ = false;
     // Whoever came in before the door closed holds a task; whoever comes later sees it closed.
     for (int turn = 0; inside_ > 0; turn++) turn < 1000 ? pause() : std::this_thread::yield();
+    if (fault_) std::rethrow_exception(std::exchange(fault_, nullptr));
   }
 
  private:
-  void take() {
-    for (int64_t i = next_++; i < count_; i = next_++) (*task_)(i);
+  // Task `i` and then whatever is left. A task that fails ends this thread's part alone, whose others go on.
+  void take(int64_t i) {
+    try {
+      for (; i < count_; i = next_++) (*task_)(i);
+    } catch (...) {
+      std::lock_guard lock(mutex_);
+      fault_ = std::current_exception();
+    }
   }
 
   void work() {
@@ -64,7 +73,7 @@ class Pool {
       seen = generation_;
       if (ending_) return;
       inside_++;
-      if (open_) take();
+      if (open_) take(next_++);
       inside_--;
     }
   }
@@ -94,6 +103,7 @@ class Pool {
   std::atomic<int64_t> next_{0};
   int64_t count_ = 0;
   const std::function<void(int64_t)>* task_ = nullptr;
+  std::exception_ptr fault_;
 };
 
 std::mutex turn;  // one call at a time has the pool; the pool is never destroyed, its threads may outlive main
@@ -103,18 +113,22 @@ Pool*& pool() {
   return pool;
 }
 
+// Apart from the pool, so that to ask for it neither waits for a call nor keeps one from the pool.
+std::atomic<int>& size() {
+  static std::atomic<int> size{1};
+  return size;
+}
+
 }  // namespace
 
-int num_threads() {
-  std::lock_guard lock(turn);
-  return pool()->size();
-}
+int num_threads() { return size(); }
 
 void set_num_threads(int count) {
   std::lock_guard lock(turn);
   if (count == pool()->size()) return;
   Pool* next = new Pool(count < 1 ? 1 : count);
   delete std::exchange(pool(), next);
+  size() = pool()->size();
 }
 
 void share(int64_t count, const std::function<void(int64_t)>& task) {

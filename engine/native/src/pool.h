@@ -19,7 +19,8 @@ inline void pause() {
 }
 
 // Runs task(0) to task(count - 1), some of them on other threads, and returns when all have ended. Which thread takes
-// which is left to chance, so that a thread that gets no processor holds up at most the task it has begun.
+// which is left to chance, so that a thread that gets no processor holds up at most the task it has begun; task(0)
+// alone is always the calling thread's. Where tasks fail, some may not run, and one of their exceptions is thrown.
 void share(int64_t count, const std::function<void(int64_t)>& task);
 
 // `count` floats of this thread's own, until it asks again.

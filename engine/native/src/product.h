@@ -8,6 +8,26 @@
 
 namespace mlxcel {
 
+// Whole numbers that choose rows or experts, as they were given.
+struct Indices {
+  const void* data;
+  mx::Dtype dtype;
+
+  explicit Indices(const mx::array& indices) : data(indices.data<char>()), dtype(indices.dtype()) {}
+
+  // `indices` in a type that is read.
+  static mx::array readable(const mx::array& indices, mx::Stream stream) {
+    bool as_is = indices.dtype() == mx::uint32 || indices.dtype() == mx::int32 || indices.dtype() == mx::int64;
+    return as_is ? indices : mx::astype(indices, mx::int64, stream);
+  }
+
+  int64_t at(int64_t offset) const {
+    return dtype == mx::uint32  ? static_cast<const uint32_t*>(data)[offset]
+           : dtype == mx::int32 ? static_cast<const int32_t*>(data)[offset]
+                                : static_cast<const int64_t*>(data)[offset];
+  }
+};
+
 // How a product's weights are kept; `bits` 0: of a float type.
 struct Packing {
   int group_size, bits;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <set>
 #include <string>
@@ -32,6 +33,7 @@ class AttendInProgram : public Kernel {
 
   Work work(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs, Shelf& shelf) override {
     if (!shelf.rows) throw std::runtime_error("this attention runs in a recorded step alone");
+    admit(*shelf.rows, inputs);
     Attention call{};
     call.num_heads = inputs[0].shape(1);
     call.num_key_heads = inputs[1].shape(1);
@@ -50,8 +52,7 @@ class AttendInProgram : public Kernel {
     auto attend = std::make_shared<AttendWork>();
     shelf.before_run.push_back([call, attend, rows = shelf.rows, layer = layer_]() mutable {
       call.type = rows->type;
-      std::vector<Span>& spans = rows->spans[layer];
-      attend->prepare(call, spans);
+      attend->prepare(call, rows->layers[layer].spans);
     });
     int64_t few = inputs[0].shape(0) * call.num_heads * call.value_dim;
     return {{0, 0, kSoloCost, [attend](int64_t i) { attend->run(i); }, [attend] { return attend->num_tasks(); }},
@@ -66,6 +67,21 @@ class AttendInProgram : public Kernel {
     expect(rows.dense || rows.strides.back() == 1, "the values of a head lie apart");
     if (rows.dense) return {rows.data, {x.shape(1) * rows.length, rows.length}};
     return {rows.data, {rows.strides[0], rows.strides[1]}};
+  }
+
+  // Notes what storage this attention can read.
+  void admit(LiveRows& live, const std::vector<mx::array>& inputs) const {
+    const mx::array &keys = inputs[1], &values = inputs[2];
+    expect(keys.shape(0) == int(live.num_rows) && layer_ >= 0 && layer_ < int(live.layers.size()),
+           "an attention has other rows or layers than the step");
+    LiveLayer& layer = live.layers[layer_];
+    expect(!layer.reach || (layer.heads == keys.shape(1) && layer.key_dim == keys.shape(3) &&
+                            layer.value_dim == values.shape(3)),
+           "attentions of one layer are unlike");
+    layer.heads = keys.shape(1);
+    layer.key_dim = keys.shape(3);
+    layer.value_dim = values.shape(3);
+    layer.reach = std::max(layer.reach, window_ ? window_ : std::numeric_limits<int64_t>::max());
   }
 
   int layer_;
@@ -118,8 +134,9 @@ class Program::Recorded {
  public:
   Recorded(const mx::array& ids, const mx::array& positions, const mx::array& result, int num_layers)
       : ids_(filled(ids)), positions_(filled(positions)), result_(result) {
-    num_rows_ = positions.size();
-    live_.spans.assign(num_layers, std::vector<Span>(positions.size()));
+    live_.num_rows = positions.size();
+    live_.layers.resize(num_layers);
+    for (LiveLayer& layer : live_.layers) layer.spans.resize(positions.size());
     expect(ids.dtype() == mx::int32 && positions.dtype() == mx::int32, "ids and positions are int32");
     for (bool planned : {false, true}) {
       known_.clear();
@@ -141,11 +158,11 @@ class Program::Recorded {
 
   mx::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
                 const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
+    std::lock_guard lock(running_);
     place(ids, positions, storage, bases);
     for (Phase& phase : phases_) phase.next = phase.done = 0;
     fault_ = nullptr;
-    caller_ = std::this_thread::get_id();
-    share(num_threads(), [this](int64_t) { take_part(); });
+    share(num_threads(), [this](int64_t thread) { take_part(thread == 0); });
     if (fault_) std::rethrow_exception(fault_);
     mx::array out(result_.shape(), mx::float32, nullptr, {});
     std::memcpy(allocate(out), result_.data<float>(), out.nbytes());
@@ -398,8 +415,8 @@ class Program::Recorded {
 
   void place(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
              const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
-    size_t layers = live_.spans.size();
-    expect(ids.size() == num_rows_ && positions.size() == num_rows_ && bases.size() == num_rows_ * layers &&
+    size_t rows = live_.num_rows, layers = live_.layers.size();
+    expect(ids.size() == rows && positions.size() == rows && bases.size() == rows * layers &&
                storage.size() == 2 * bases.size(),
            "a step takes as many rows and layers as were recorded");
     std::copy(ids.begin(), ids.end(), ids_.data<int32_t>());
@@ -413,17 +430,22 @@ class Program::Recorded {
                  keys.flags().row_contiguous && values.flags().row_contiguous && keys.ndim() == 4 &&
                  values.ndim() == 4 && keys.shape(2) == values.shape(2),
              "a row's storage lies densely and is all of one type");
-      int64_t row = i % num_rows_, position = positions[row], at = position - bases[i];
-      expect(bases[i] >= 0 && at >= 0 && at < keys.shape(2), "a row's storage has no room for its next token");
-      live_.spans[i / num_rows_][row] = {row,  1, position, bases[i], keys.data<char>(), values.data<char>(), keys.shape(2),
-                                         nullptr};
+      LiveLayer& layer = live_.layers[i / rows];
+      expect(!layer.reach || (keys.shape(0) == 1 && values.shape(0) == 1 && keys.shape(1) == layer.heads &&
+                              values.shape(1) == layer.heads && keys.shape(3) == layer.key_dim &&
+                              values.shape(3) == layer.value_dim),
+             "a row's storage has another shape than its keys and values");
+      int64_t row = i % rows, position = positions[row], base = bases[i];
+      expect(base >= 0 && base <= position && position - base < keys.shape(2),
+             "a row's storage has no room for its next token");
+      expect(base <= std::max<int64_t>(0, position + 1 - layer.reach), "a row's storage begins after what it sees");
+      layer.spans[row] = {row, 1, position, base, keys.data<char>(), values.data<char>(), keys.shape(2), nullptr};
     }
     for (auto& prepare : shelf_.before_run) prepare();
     for (Phase& phase : phases_) phase.recount();
   }
 
-  void take_part() {
-    bool is_caller = std::this_thread::get_id() == caller_;
+  void take_part(bool is_caller) {
     for (Phase& phase : phases_) {
       if (!phase.by_caller || is_caller) {
         int64_t ran = 0;
@@ -437,12 +459,13 @@ class Program::Recorded {
         }
         if (ran) phase.done += ran;
       }
-      for (int turn = 0; phase.done < phase.count; turn++) turn < 2000 ? pause() : std::this_thread::yield();
+      // Where the caller waits for a thread of MLX, that one gets this processor.
+      int patience = phase.by_caller ? 0 : 2000;
+      for (int turn = 0; phase.done < phase.count; turn++) turn < patience ? pause() : std::this_thread::yield();
     }
   }
 
   mx::array ids_, positions_, result_;
-  size_t num_rows_;
   LiveRows live_;
   Arena arena_;
   Shelf shelf_;
@@ -450,8 +473,7 @@ class Program::Recorded {
   std::vector<Placed> stages_;
   std::vector<Phase> phases_;
   std::set<std::string> foreign_names_;
-  std::thread::id caller_;
-  std::mutex faults_;
+  std::mutex running_, faults_;
   std::exception_ptr fault_;
 };
 
@@ -481,8 +503,11 @@ mx::array attend_in_program(const mx::array& queries, const mx::array& keys, con
              keys.dtype() == mx::float32 && values.dtype() == mx::float32 && queries.shape(2) == 1 &&
              keys.shape(0) == queries.shape(0) && keys.shape(3) == queries.shape(3) && keys.shape(2) == 1 &&
              values.shape(0) == keys.shape(0) && values.shape(1) == keys.shape(1) && values.shape(2) == 1 &&
-             queries.shape(1) % keys.shape(1) == 0 && keys.shape(3) <= kMaxHeadDim && values.shape(3) <= kMaxHeadDim,
+             keys.shape(1) > 0 && queries.shape(1) % keys.shape(1) == 0 && keys.shape(3) > 0 && values.shape(3) > 0 &&
+             keys.shape(3) <= kMaxHeadDim && values.shape(3) <= kMaxHeadDim,
          "queries, keys and values are [rows, heads, 1, dim] and fit each other");
+  expect(window >= 0, "a window is a number of positions");
+  expect(!sinks || sinks->shape() == mx::Shape({queries.shape(1)}), "attend takes one sink for each head");
   std::vector<mx::array> inputs{queries, keys, values};
   if (sinks) inputs.push_back(dense(wide(*sinks, stream), stream));
   mx::Shape shape = queries.shape();

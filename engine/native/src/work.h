@@ -25,16 +25,24 @@ struct Stage {
 
 using Work = std::vector<Stage>;
 
+// A layer's storage as its attentions were recorded, and where it lies for each row. `reach`: how many positions, its
+// own included, a token of it may see; 0: nothing attends to it.
+struct LiveLayer {
+  int64_t heads = 0, key_dim = 0, value_dim = 0, reach = 0;
+  std::vector<Span> spans;
+};
+
 // What changes from step to step of a recording: each row's next token, and where a layer's keys and values are.
 struct LiveRows {
-  Type type;
-  std::vector<std::vector<Span>> spans;  // by layer, then by row
+  size_t num_rows = 0;
+  Type type = Type::float32;
+  std::vector<LiveLayer> layers;
 };
 
 // Floats that a call needs besides its inputs and outputs. Calls that need the very same ones share them.
 class Shelf {
  public:
-  using Key = std::tuple<const void*, const void*, std::array<int64_t, 7>, std::array<float, 2>>;
+  using Key = std::tuple<const void*, const void*, std::vector<int64_t>, std::array<float, 2>>;
 
   // `count` floats for what `key` says; `made` tells whether an earlier call fills them, in its stages of depth 0.
   float* shared(const Key& key, int64_t count, bool& made) {
@@ -47,18 +55,19 @@ class Shelf {
   }
 
   float* own(int64_t count) {
-    mx::array floats(mx::Shape{int(count + kAlignment / sizeof(float))}, mx::float32, nullptr, {});
-    arena ? arena->take(floats, level) : void(allocate(floats));
+    mx::array floats(mx::Shape{}, mx::float32, nullptr, {});  // only its memory counts, which may pass an int
+    size_t bytes = count * sizeof(float) + kAlignment;
+    arena ? arena->take(floats, level, bytes) : floats.set_data(mx::allocator::malloc(bytes));
     kept_.push_back(floats);
     touched.push_back(aligned(kept_.back().data<float>()));
     return touched.back();
   }
 
   Arena* arena = nullptr;                         // of a recorded step
-  std::vector<float*> touched;              // what the call uses
-  LiveRows* rows = nullptr;  // whose keys and values a recorded step finds; null elsewhere
+  std::vector<float*> touched;                    // what the call uses
+  LiveRows* rows = nullptr;                       // whose keys and values a recorded step finds; null elsewhere
   std::vector<std::function<void()>> before_run;  // what a recorded step does once its rows are known
-  int level = 0;                   // when a recorded step can do the call's stages of depth 0; raised by what is shared
+  int level = 0;  // when a recorded step can do the call's stages of depth 0; raised by what is shared
 
  private:
   std::map<Key, std::pair<float*, int>> shared_;

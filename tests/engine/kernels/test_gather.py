@@ -227,3 +227,9 @@ def test_any_shape(seed, bits, group_size, dtype, groups, num_outputs, num_token
     num_inputs = groups * group_size + (0 if bits else seed % 7)
     experts = Experts(num_experts, rng, num_inputs, num_outputs, dtype, bits, group_size, with_bias=seed % 2 == 1)
     experts.check(rng, num_tokens, 1 + seed % num_experts, num_inputs)
+
+
+def test_where_there_are_no_experts_nothing_is_a_number(compiled):
+    product = native.gather_linear(mx.ones((2, 1, 8)), mx.zeros((0, 4, 8)), mx.array([0, -1]))
+    assert product.shape == (2, 1, 4)
+    assert mx.all(mx.isnan(product))

@@ -146,3 +146,15 @@ def test_any_shape(seed, bits, group_size, dtype, groups, num_outputs, num_rows,
     product = weight.product(x)
     assert weight.error(x, product) < 1e-6
     assert np.array_equal(weight.product(x[-1:]), product[-1:])
+
+
+@pytest.mark.parametrize("dtype", [mx.int32, mx.int64, mx.uint32, mx.uint64, mx.int8], ids=str)
+def test_ids_of_no_row_are_not_taken_for_others(compiled, dtype):
+    """However many bits they have: 2**32 is not 0."""
+    unsigned, size = dtype in (mx.uint32, mx.uint64), 2 ** (8 * dtype.size)
+    ids = [1, 4, size - 1] if unsigned else [1, 4, size // 2 - 1, -1, -size // 2]
+    ids += [2**32, 2**32 + 1] if dtype.size == 8 else []
+    ids = mx.array(np.array(ids, str(dtype).removeprefix("mlx.core.")))
+    rows = native.embed(ids, mx.ones((4, 8)))
+    assert mx.all(rows[0] == 1)
+    assert mx.all(mx.isnan(rows[1:]))

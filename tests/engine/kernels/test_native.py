@@ -1,5 +1,9 @@
 """Whether the compiled package is used, and what is said where it is not."""
 
+import os
+import subprocess
+import sys
+
 import mlx.core as mx
 import pytest
 
@@ -64,6 +68,31 @@ def test_the_start_up_lines_say_what_keys_are_stored_as(compiled, checkpoint):
     state = write_checkpoint(checkpoint.parent / "mamba2", "mamba2")
     said = Engine.open(EngineConfig(model=state, cache_dtype="float16")).notes
     assert "cache: what the model keeps, in its own types" in said
+
+
+FEW_THREADS = """
+import resource
+import mlx.core as mx
+from engine.kernels import native
+
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+limits = resource.getrlimit(resource.RLIMIT_AS)
+native.start(1)
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), limits[1]))
+native.mlxcel_native.set_num_threads(1000)
+resource.setrlimit(resource.RLIMIT_AS, limits)
+assert 1 <= native.mlxcel_native.num_threads() < 1000
+assert mx.array_equal(native.linear(mx.ones((64, 64)), mx.ones((64, 64))), mx.full((64, 64), 64.0))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited as Linux does it")
+@pytest.mark.skipif("san.so" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer needs memory of its own")
+def test_as_many_threads_as_the_system_gives(compiled):
+    ended = subprocess.run(
+        [sys.executable, "-c", FEW_THREADS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,240 @@
+"""Which prefixes are kept: a radix tree over token ids whose edges are whole blocks of 16 tokens.
+
+A block's state is an opaque span; the tree knows its bytes alone. Any number of rows borrow the same blocks, and
+adoption takes nothing away. One budget bounds the bytes: cold blocks go first, leaves before what they stand on,
+and what is borrowed stays. The tree knows no arrays; the clock is given.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+BLOCK_TOKENS = 16
+
+Block = tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Node:
+    """One block behind its parent's. A root has no block: it stands for `key` and holds nothing."""
+
+    block: Block = ()
+    key: Hashable = None
+    parent: "Node | None" = None
+    span: Any = None
+    num_bytes: int = 0
+    num_borrowers: int = 0
+    used_s: float = 0.0
+    children: "dict[Block, Node]" = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Loan:
+    """Blocks that stay until the loan is released, in the order of their tokens."""
+
+    nodes: tuple[Node, ...]
+    released: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.nodes) * BLOCK_TOKENS
+
+    @property
+    def spans(self) -> list[Any]:
+        return [node.span for node in self.nodes]
+
+
+class PrefixTree:
+    """Blocks by the key (whose they are) and the tokens that lead to them.
+
+    `num_bytes` never exceeds `budget_bytes`. A block unused for `ttl_s` seconds is dropped when the tree is next
+    touched. Keys never share blocks.
+    """
+
+    def __init__(
+        self, budget_bytes: int, ttl_s: float = float("inf"), *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.budget_bytes = budget_bytes
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self.num_bytes = 0
+        self.num_evicted = 0
+        self.num_expired = 0
+        self._roots: dict[Hashable, Node] = {}
+        # Least recently used first. A path is touched from its end, so that a block stands behind those on it.
+        self._order: OrderedDict[Node, None] = OrderedDict()
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._order)
+
+    @property
+    def num_borrowed(self) -> int:
+        """How many blocks are on loan."""
+        return sum(node.num_borrowers > 0 for node in self._order)
+
+    def held(self, key: Hashable, tokens: Sequence[int]) -> int:
+        """How many of `tokens`, from the first, are held in whole blocks. Counts as no use."""
+        self.expire()
+        return len(self._path(key, tokens)) * BLOCK_TOKENS
+
+    def borrow(self, key: Hashable, tokens: Sequence[int]) -> Loan:
+        """The blocks held of `tokens`, which stay until `release`; none is no error."""
+        self.expire()
+        path = self._path(key, tokens)
+        self._touch(path)
+        for node in path:
+            node.num_borrowers += 1
+        return Loan(tuple(path))
+
+    def release(self, loan: Loan) -> None:
+        """Give a loan back."""
+        assert not loan.released, "a loan is released once"
+        loan.released = True
+        for node in loan.nodes:
+            node.num_borrowers -= 1
+
+    def insert(
+        self,
+        key: Hashable,
+        tokens: Sequence[int],
+        block_bytes: int,
+        take: Callable[[int, int], Sequence[Any]],
+        *,
+        first: int = 0,
+    ) -> int:
+        """Hold the whole blocks of `tokens` that are not held, as far as the budget allows; how many were added.
+
+        `take(start, stop)` gives the spans of these tokens, `block_bytes` each; it can give none from before the
+        token `first`. It is called once, after cold blocks have made room, and not where nothing is missing.
+        """
+        self.expire()
+        path = self._path(key, tokens)
+        self._touch(path)
+        start = len(path) * BLOCK_TOKENS
+        missing = len(tokens) // BLOCK_TOKENS - len(path)
+        if missing <= 0 or start < first:
+            return 0
+        fitting = self._make_room(missing, block_bytes, keep=path)
+        if not fitting:
+            return 0
+        spans = take(start, start + fitting * BLOCK_TOKENS)
+        assert len(spans) == fitting, "there is one span for each block"
+        end = path[-1] if path else self._roots.setdefault(key, Node(key=key))
+        now_s = self._clock()
+        for block, span in zip(_blocks(tokens[start:]), spans, strict=False):
+            node = Node(block, parent=end, span=span, num_bytes=block_bytes, used_s=now_s)
+            end.children[block] = node
+            self._order[node] = None
+            self.num_bytes += block_bytes
+            path.append(node)
+            end = node
+        self._touch(path)
+        return fitting
+
+    def divergence(self, key: Hashable, tokens: Sequence[int]) -> int | None:
+        """Index of the first token that differs from what is held and goes on; None where nothing differs.
+
+        None as well where not even the first token is the same.
+        """
+        path = self._path(key, tokens)
+        at = len(path) * BLOCK_TOKENS
+        end = path[-1] if path else self._roots.get(key)
+        ahead = tuple(tokens[at : at + BLOCK_TOKENS])
+        if end is None or not end.children or not ahead:
+            return None
+        same = max(_num_same(ahead, block) for block in end.children)
+        return at + same if same < len(ahead) and at + same > 0 else None
+
+    def expire(self) -> None:
+        """Drop what was not used for too long."""
+        before_s = self._clock() - self._ttl_s
+        while (node := self._coldest()) is not None and node.used_s < before_s:
+            self._drop(node)
+            self.num_expired += 1
+
+    def clear(self) -> int:
+        """Drop everything that nobody borrows; the bytes that this freed."""
+        before = self.num_bytes
+        while (node := self._coldest()) is not None:
+            self._drop(node)
+        return before - self.num_bytes
+
+    def check(self) -> None:
+        """Bytes and blocks are what the tree holds, within the budget; whoever is borrowed stands on borrowed."""
+        reached: list[Node] = []
+        places = {node: place for place, node in enumerate(self._order)}
+        for root in self._roots.values():
+            assert root.children, "a root outlived its blocks"
+            waiting = [root]
+            while waiting:
+                node = waiting.pop()
+                for block, child in node.children.items():
+                    assert child.parent is node, "a block's parent is another"
+                    assert child.block == block, "a block lies under another's name"
+                    assert len(block) == BLOCK_TOKENS, "a block is not whole"
+                    if node is not root:
+                        assert node.num_borrowers >= child.num_borrowers, "a borrowed block stands on none"
+                        assert places[node] > places[child], "a block is colder than one that stands on it"
+                        assert node.used_s >= child.used_s, "a block is older than one that stands on it"
+                    waiting.append(child)
+                    reached.append(child)
+        assert set(reached) == set(self._order), "a block is lost"
+        assert all(node.num_borrowers >= 0 for node in reached), "a block was given back twice"
+        assert self.num_bytes == sum(node.num_bytes for node in reached), "the bytes are not those of the blocks"
+        assert self.num_bytes <= self.budget_bytes, "the budget is exceeded"
+
+    def _path(self, key: Hashable, tokens: Sequence[int]) -> list[Node]:
+        path: list[Node] = []
+        node: Node | None = self._roots.get(key)
+        for block in _blocks(tokens):
+            node = node.children.get(block) if node else None
+            if node is None:
+                break
+            path.append(node)
+        return path
+
+    def _touch(self, path: Sequence[Node]) -> None:
+        now_s = self._clock()
+        for node in reversed(path):
+            node.used_s = now_s
+            self._order.move_to_end(node)
+
+    def _make_room(self, num_blocks: int, block_bytes: int, keep: Sequence[Node]) -> int:
+        """Evict cold blocks until `num_blocks` more fit, or no more can go; how many fit. `keep` stays."""
+        for node in keep:
+            node.num_borrowers += 1
+        while self.budget_bytes - self.num_bytes < num_blocks * block_bytes:
+            coldest = self._coldest()
+            if coldest is None:
+                break
+            self._drop(coldest)
+            self.num_evicted += 1
+        for node in keep:
+            node.num_borrowers -= 1
+        return min(num_blocks, (self.budget_bytes - self.num_bytes) // block_bytes)
+
+    def _coldest(self) -> Node | None:
+        """The least recently used block that nobody borrows: a leaf, for those on it are colder."""
+        return next((node for node in self._order if not node.num_borrowers), None)
+
+    def _drop(self, node: Node) -> None:
+        assert not node.children, "only leaves are dropped"
+        assert node.parent is not None, "a root is not kept as a block"
+        del node.parent.children[node.block]
+        del self._order[node]
+        self.num_bytes -= node.num_bytes
+        if node.parent.parent is None and not node.parent.children:
+            del self._roots[node.parent.key]
+
+
+def _blocks(tokens: Sequence[int]) -> Iterator[Block]:
+    """The whole blocks of `tokens`."""
+    for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
+        yield tuple(tokens[start : start + BLOCK_TOKENS])
+
+
+def _num_same(one: Block, other: Block) -> int:
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

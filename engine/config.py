@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from engine.errors import ConfigError
 from engine.request import Sampling
+from engine.size import Size
 
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 GREEDY = Sampling(temperature=0.0)
@@ -113,6 +114,13 @@ class EngineConfig:
         "auto",
         "type that keys and values are stored in; auto: float16 where compiled kernels attend, else the model's",
         choices=CACHE_DTYPES,
+    )
+    no_prompt_cache: bool = setting(False, "keep nothing of one request for the next")
+    prompt_cache_bytes: Size = setting(
+        Size("2GiB"), "most bytes that the prompt cache keeps (2GiB, 500MB, a number)", minimum=0
+    )
+    prompt_cache_ttl: float = setting(
+        3600.0, "seconds after which the prompt cache drops what nobody has used", minimum=0
     )
     portable: bool = setting(False, "run on MLX's own operations, without the compiled kernels")
     trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.cache import adapter, dtype
+from engine.cache.prompts import PromptCache
 from engine.config import EngineConfig
 from engine.errors import ContextLengthExceeded, StepFailed
 from engine.finish import FinishStep
@@ -79,6 +80,7 @@ class Engine:
         compiled = functions.are_used_by(loaded.model) and self._forward.by_handles
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
         self.num_slots = config.num_slots(batches=self._forward.batches)
+        self.prompts = PromptCache(config, self._forward.kinds)
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
         self._events: list[Event] = []
@@ -86,6 +88,7 @@ class Engine:
             *loaded.notes,
             f"decode path: {verdict.mode} ({verdict.reason})",
             _cache_note(self._forward),
+            self.prompts.note,
             f"context: {self.context_length} tokens, slots: {self.num_slots}",
         )
 
@@ -124,6 +127,7 @@ class Engine:
             fixed_tokens=self.config.prefill_chunk_size,
             on_grid=self._forward.on_grid,
             tokens_per_s=self.verdict.tokens_per_s,
+            held=self.prompts.held,
         )
 
     def submit(self, request: Request) -> Row:
@@ -184,12 +188,17 @@ class Engine:
         tokens: list[int] = flying.tokens.tolist()  # type: ignore[assignment]
         self._in_flight = None
         now_s = time.perf_counter()
-        self._events += [Progress(piece.row, piece.stop, len(piece.row.request.prompt)) for piece in flying.pieces]
+        for piece in flying.pieces:
+            self._events.append(Progress(piece.row, piece.stop, len(piece.row.request.prompt)))
+            self.prompts.donate(piece.row)
         for row, token in zip(flying.rows, tokens, strict=True):
             if row.finish_reason is None:
                 self._events.append(self._finish_row(row, token, now_s))
         for row in flying.rows:
-            if row.finish_reason is not None:
+            if row.finish_reason is None:
+                self.prompts.stepped(row)
+            else:
+                self.prompts.ended(row)
                 self.release(row)
 
     def _unheard(self) -> list[Event]:
@@ -205,6 +214,13 @@ class Engine:
             row.finish_reason = "cancelled"  # so that no step takes it up again
             self.release(row)
             return Failed(row, StepFailed(f"the new token could not be turned into text: {fault}"))
+
+    def cancel(self, row: Row) -> None:
+        """End `row`; what it has stored is kept for others, but for what a step in flight still writes."""
+        row.finish_reason = "cancelled"
+        if self._in_flight is None:
+            self.prompts.ended(row)
+        self.release(row)
 
     def release(self, row: Row) -> None:
         """Free what `row` holds; a step in flight that still reads it keeps its own references."""
@@ -228,9 +244,7 @@ class Engine:
         spans, sampled, draws = [], [], []
         for piece in pieces:
             row = piece.row
-            if row.storage is None:
-                row.storage = self._forward.open()
-                row.started_s = time.perf_counter()
+            self._open(row, piece.start)
             spans.append(Span(row.storage, row.request.prompt[piece.start : piece.stop], sample=piece.is_last))
             row.cursor = piece.stop
             if piece.is_last:
@@ -249,6 +263,18 @@ class Engine:
         else:
             mx.eval(results)
         return _InFlight(pieces, tuple(sampled), drawn)
+
+    def _open(self, row: Row, start: int) -> None:
+        """Let `row` go on at `start`: with the storage it has, with an empty one, or behind adopted tokens."""
+        is_new = row.storage is None
+        if is_new:
+            row.started_s = time.perf_counter()
+        if start > row.cursor:
+            self.prompts.adopt(row, start, self._forward.open())
+        elif is_new:
+            row.storage = self._forward.open()
+        if is_new:
+            self.prompts.begun(row)
 
     def _run_ahead(self, rows: tuple[Row, ...]) -> None:
         """Submit the next step from the unread tokens of the one in flight, then read that one."""

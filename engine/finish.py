@@ -81,10 +81,12 @@ class FinishStep:
             return Output(row, token, released)
         row.finish_reason = reason
         timings = Timings(
-            prompt_n=len(row.request.prompt),
+            prompt_n=len(row.request.prompt) - row.num_cached,
             prompt_ms=(row.first_token_s - row.started_s) * 1000,
             predicted_n=len(row.output),
             predicted_ms=(now_s - row.first_token_s) * 1000,
+            cache_n=row.num_cached,
+            cache_miss=row.cache_miss,
         )
         return Output(row, token, released, reason, timings)
 

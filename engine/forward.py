@@ -58,6 +58,7 @@ class Forward(Protocol):
 
     Where `stores` says that rows of ours keep keys and values, `cache_dtype` is the type that they are stored in,
     or None: their own. `by_handles`: attention is run on what is stored, not on arrays given to the model.
+    `kinds`: what each entry of a row's storage keeps, where the rows are ours.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Forward(Protocol):
     cache_dtype: mx.Dtype | None
     stores: bool
     by_handles: bool
+    kinds: Sequence[LayerKind]
 
     def open(self) -> RowStorage:
         """Storage for a new row."""
@@ -89,12 +91,12 @@ class SpansForward:
     def __init__(self, model: Any, selection: HeadSelection) -> None:
         self._model = model
         self._selection = selection
-        self._kinds = layer_kinds(model)
-        _refuse(self._kinds, lambda kind: kind.is_attention)
-        self._recorded = RecordedSteps(model, self._kinds) if functions.are_used_by(model) else None
+        self.kinds: Sequence[LayerKind] = layer_kinds(model)
+        _refuse(self.kinds, lambda kind: kind.is_attention)
+        self._recorded = RecordedSteps(model, self.kinds) if functions.are_used_by(model) else None
 
     def open(self) -> DenseStorage:
-        return DenseStorage(self._kinds, self.cache_dtype)
+        return DenseStorage(self.kinds, self.cache_dtype)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
         if self._recorded is None or not all(span.is_step for span in spans):
@@ -137,13 +139,13 @@ class RowsForward:
         self._model = model
         self._selection = selection
         self._gathered = gathered
-        self._kinds = layer_kinds(model)
-        _refuse(self._kinds, lambda kind: kind.is_known)
-        self.stores = any(kind.has_attention for kind in self._kinds)
+        self.kinds: Sequence[LayerKind] = layer_kinds(model)
+        _refuse(self.kinds, lambda kind: kind.is_known)
+        self.stores = any(kind.has_attention for kind in self.kinds)
         self.by_handles = self.stores and not gathered
 
     def open(self) -> DenseStorage:
-        return DenseStorage(self._kinds, self.cache_dtype)
+        return DenseStorage(self.kinds, self.cache_dtype)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
         together = [span for span in spans if span.count == 1 and span.storage.length > 0]
@@ -186,6 +188,7 @@ class AloneForward:
     cache_dtype: mx.Dtype | None = None
     stores = False
     by_handles = False
+    kinds: Sequence[LayerKind] = ()
 
     def __init__(self, model: Any, selection: HeadSelection) -> None:
         self._model = model

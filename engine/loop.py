@@ -220,9 +220,12 @@ class EngineLoop:
         if ticket.ended:
             return
         if ticket.row is not None:
-            ticket.row.finish_reason = "cancelled"
             scheduler.remove(ticket.row)
-            engine.release(ticket.row)
+            try:
+                engine.cancel(ticket.row)
+            except Exception:
+                log.exception("what request %s had stored could not be kept", ticket.request.id)
+                engine.release(ticket.row)
         self._end(ticket)
 
     def _run_tick(self, engine: "Engine", scheduler: Scheduler, tick: Tick) -> Sequence[Event]:

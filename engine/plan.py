@@ -3,6 +3,7 @@
 Scheduler and engine meet here and in `request.py`; neither imports the other. No arrays, no clock.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.request import Row
@@ -15,7 +16,10 @@ SHARED_S, SHARED_MAX_TOKENS = 0.25, 512  # a piece while rows decode
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Prompt tokens `start` to `stop` of one row, to be stored in one forward."""
+    """Prompt tokens `start` to `stop` of one row, to be stored in one forward.
+
+    Those between the row's cursor and `start`, if any, are adopted first.
+    """
 
     row: Row
     start: int
@@ -55,17 +59,37 @@ class PrefillPlan:
 
     The size is the one given (`fixed_tokens` > 0), or comes from the measured rate, so that a piece takes about
     a second when nothing else runs and a quarter of one while rows decode. With `on_grid`, for model families
-    whose arithmetic depends on the cut, pieces end at fixed positions whatever else runs.
+    whose arithmetic depends on the cut, pieces end at fixed positions whatever else runs, and so does what is
+    adopted. `held` says how many of a row's prompt tokens others have stored by now.
     """
 
-    def __init__(self, *, fixed_tokens: int = 0, on_grid: bool = False, tokens_per_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        *,
+        fixed_tokens: int = 0,
+        on_grid: bool = False,
+        tokens_per_s: float = 0.0,
+        held: Callable[[Row], int] = lambda row: 0,
+    ) -> None:
         self._fixed_tokens = fixed_tokens
         self._grid_tokens = (fixed_tokens or GRID_TOKENS) if on_grid else 0
         self._tokens_per_s = tokens_per_s
+        self._held = held
+
+    def reproduces(self, hit: int) -> bool:
+        """Whether going on behind `hit` adopted tokens gives the bits of the prompt computed from its start."""
+        return not self._grid_tokens or hit % self._grid_tokens == 0
+
+    def start(self, row: Row) -> int:
+        """Where the next piece of `row` begins: at its cursor, or behind what can be adopted now."""
+        hit = self._held(row)
+        if not self.reproduces(hit):
+            hit -= hit % self._grid_tokens
+        return max(row.cursor, hit)
 
     def measured(self, num_tokens: int, seconds: float) -> None:
-        """Take the duration of one prefill forward into account."""
-        if seconds <= 0 or num_tokens <= 0:
+        """Take the duration of one prefill forward into account; that of a few tokens says little of the rate."""
+        if seconds <= 0 or num_tokens < ROUND_TOKENS:
             return
         rate = num_tokens / seconds
         self._tokens_per_s = (self._tokens_per_s + rate) / 2 if self._tokens_per_s else rate
@@ -79,12 +103,13 @@ class PrefillPlan:
         return min(max(by_time, ROUND_TOKENS), most)
 
     def piece(self, row: Row, budget_tokens: int) -> Piece:
-        """The next piece of `row`'s prompt, from its live cursor, of at most `budget_tokens`."""
+        """The next piece of `row`'s prompt, of at most `budget_tokens`."""
         assert not row.prefilled, "a row whose prompt is stored has no next piece"
-        stop = row.cursor + budget_tokens
+        start = self.start(row)
+        stop = start + budget_tokens
         if self._grid_tokens:
-            stop = (row.cursor // self._grid_tokens + 1) * self._grid_tokens
-        return Piece(row, row.cursor, min(stop, len(row.request.prompt)))
+            stop = (start // self._grid_tokens + 1) * self._grid_tokens
+        return Piece(row, start, min(stop, len(row.request.prompt)))
 
     def pieces(self, rows: list[Row], *, decoding: bool) -> tuple[Piece, ...]:
         """Pieces of several rows for one forward: the first takes what it can of the budget.
@@ -95,10 +120,10 @@ class PrefillPlan:
         taken = [self.piece(rows[0], left)]
         left -= taken[0].num_tokens
         for row in rows[1:]:
-            if len(row.request.prompt) - row.cursor > left:
-                continue
+            if left <= 0:
+                break
             piece = self.piece(row, left)
-            if not piece.is_last:
+            if not piece.is_last or piece.num_tokens > left:
                 continue
             taken.append(piece)
             left -= piece.num_tokens

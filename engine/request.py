@@ -43,7 +43,8 @@ class Request:
     """One sequence to be continued.
 
     `prompt` are token ids, already bounded by the vocabulary; `max_tokens` None means until the context's end;
-    `choice` is the k of `n` choices and takes part in every draw.
+    `choice` is the k of `n` choices and takes part in every draw. `cache_prompt` False: nothing is taken from the
+    prompt cache and nothing is put into it; requests with another `cache_salt` share nothing with this one.
     """
 
     id: str
@@ -53,11 +54,15 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     choice: int = 0
+    cache_prompt: bool = True
+    cache_salt: str = ""
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One sequence while it lives. `limit_tokens` bounds its new tokens; `cursor` counts prompt tokens stored.
+    """One sequence while it lives. `limit_tokens` bounds its new tokens; `cursor` counts prompt tokens stored,
+    `num_cached` those of them that were not computed for it. `cache_miss` is the index of the first prompt token
+    that differs from something kept that goes on there, if there was such a thing when the row started.
 
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step.
     """
@@ -68,6 +73,8 @@ class Row:
     text: Any
     storage: Any = None
     cursor: int = 0
+    num_cached: int = 0
+    cache_miss: int | None = None
     output: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     started_s: float = 0.0
@@ -81,12 +88,33 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where one row's time went, in milliseconds of wall clock."""
+    """Where one row's time went, in milliseconds of wall clock.
+
+    `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's.
+    """
 
     prompt_n: int
     prompt_ms: float
     predicted_n: int
     predicted_ms: float
+    cache_n: int = 0
+    cache_miss: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """What the prompt cache holds, and what has happened since the start. A hit is a row that computed less."""
+
+    enabled: bool
+    num_bytes: int
+    budget_bytes: int
+    num_blocks: int
+    block_tokens: int
+    hits: int
+    misses: int
+    tokens_reused: int
+    evictions: int
+    expirations: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,14 @@ from engine.sample.chain import sample
 
 
 class Watched:
-    """An engine whose logits are kept, by the key of the draw they served. `mode` takes the place of the probe."""
+    """An engine whose logits are kept, by the key of the draw they served. `mode` takes the place of the probe.
+
+    Every row is computed from its start, unless the prompt cache is asked for.
+    """
 
     def __init__(self, model: Path | LoadedModel, *, mode: str | None = None, **config) -> None:
         self.logits: dict[tuple[int, int], np.ndarray] = {}
+        config = {"no_prompt_cache": True, **config}
         if isinstance(model, Path):
             self.engine = Engine.open(EngineConfig(model=model, **config))
         else:

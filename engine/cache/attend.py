@@ -84,7 +84,7 @@ class SpanLayer(AttentionView):
     def __init__(self, batch: Batch, layers: Sequence[DenseLayer]) -> None:
         self._batch = batch
         self._layers = layers  # of each span's row
-        self._handles: tuple[Handle, Handle] | None = None
+        self._shown: tuple[tuple[tuple[int, ...], mx.Dtype], ...] = ()  # not the handles, which hold this layer
         self._unwritten: tuple[mx.array, mx.array] | None = None
 
     @property
@@ -107,8 +107,8 @@ class SpanLayer(AttentionView):
         self._unwritten = keys, values
         if not (functions.in_use() and keys.dtype == values.dtype == mx.float32):
             self._write()
-        self._handles = Handle(self, keys.shape, keys.dtype), Handle(self, values.shape, values.dtype)
-        return self._handles
+        self._shown = (keys.shape, keys.dtype), (values.shape, values.dtype)
+        return self.keys_and_values()
 
     def _write(self) -> None:
         if self._unwritten is None:
@@ -120,9 +120,10 @@ class SpanLayer(AttentionView):
 
     def keys_and_values(self) -> tuple["Handle", "Handle"]:
         """What `update_and_fetch` gave, for layers that share it."""
-        if self._handles is None:
+        if not self._shown:
             raise UnsupportedAttention("a layer shares keys that are not stored yet")
-        return self._handles
+        keys, values = self._shown
+        return Handle(self, *keys), Handle(self, *values)
 
     def attend(self, queries: mx.array, sdpa: Sdpa, dtype: mx.Dtype, mask: Any, **options: Any) -> mx.array:
         """Attention of `queries` `[T, heads, 1, head_dim]`, each span over its own row's keys and values."""

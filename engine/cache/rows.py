@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from engine.cache.dtype import rounded
 from engine.cache.kinds import LayerKind
+from engine.cache.prefix import BLOCK_TOKENS
 
 GROWTH_TOKENS = 256
 
@@ -28,8 +29,9 @@ class DenseLayer:
     """Keys and values of one layer of one row, in the order of their positions.
 
     A layer with a window forgets what no later query can see, and moves the rest to the front when its buffer
-    is full, so that a token's cost does not depend on the position. Shapes: `[1, heads, tokens, head_dim]`.
-    They are stored as `dtype`, or, with None, as what they are.
+    is full, so that a token's cost does not depend on the position. It keeps the last block that is not whole, so
+    that each can be copied when it is. Shapes: `[1, heads, tokens, head_dim]`. They are stored as `dtype`, or,
+    with None, as what they are.
     """
 
     __slots__ = ("_base", "_dtype", "_keys", "_length", "_values", "_window")
@@ -51,6 +53,21 @@ class DenseLayer:
     def window(self) -> int:
         """How many positions, itself included, a query sees; 0: all."""
         return self._window
+
+    @property
+    def num_kept(self) -> int:
+        """How many of its last tokens a layer with a window keeps for the next ones; 0: all."""
+        return max(self._window, BLOCK_TOKENS) - 1 if self._window else 0
+
+    @property
+    def first_held(self) -> int:
+        """The first position whose keys and values are still here."""
+        return self._base
+
+    def begin(self, position: int) -> None:
+        """Let an empty layer begin at `position`: what came before is not needed."""
+        assert self._keys is None, "the layer has begun"
+        self._base = self._length = position
 
     def append(self, keys: mx.array, values: mx.array) -> None:
         """Store the next tokens' keys and values."""
@@ -96,11 +113,16 @@ class DenseLayer:
 
     def view(self, first_position: int) -> tuple[mx.array, mx.array]:
         """Keys and values from `first_position` to the last stored, in the type that they are stored in."""
+        assert first_position >= self._base, "these positions have left the window"
+        return self.between(first_position, self._length)
+
+    def between(self, start: int, stop: int) -> tuple[mx.array, mx.array]:
+        """Keys and values of the positions `start` to `stop`, as they are stored."""
         assert self._keys is not None, "nothing is stored yet"
         assert self._values is not None
-        assert first_position >= self._base, "these positions have left the window"
-        start, stop = first_position - self._base, self._length - self._base
-        return self._keys[..., start:stop, :], self._values[..., start:stop, :]
+        assert self._base <= start <= stop <= self._length, "these positions are not held"
+        within = slice(start - self._base, stop - self._base)
+        return self._keys[..., within, :], self._values[..., within, :]
 
     def arrays(self) -> list[mx.array]:
         return [buffer for buffer in (self._keys, self._values) if buffer is not None]
@@ -109,7 +131,7 @@ class DenseLayer:
         used = self._length - self._base
         if self._keys is not None and used + num_tokens <= self._keys.shape[2]:
             return
-        kept = min(used, self._window - 1) if self._window else used
+        kept = min(used, self.num_kept) if self._window else used
         capacity = kept + num_tokens + kept // 4
         capacity = -(-capacity // GROWTH_TOKENS) * GROWTH_TOKENS
         self._keys = self._moved(self._keys, keys, used, kept, capacity)
@@ -174,6 +196,11 @@ class DenseStorage:
 
     def arrays(self) -> list[mx.array]:
         return [array for layer in self.layers for array in layer.arrays()]
+
+    @property
+    def first_held(self) -> int:
+        """The first position that every layer still holds."""
+        return max((layer.first_held for layer in self.attention_layers()), default=0)
 
     def attention_layers(self) -> list[DenseLayer]:
         """The layers that keep keys and values, parts of others included, in their order."""

@@ -1,0 +1,263 @@
+"""A row that begins with what others have stored equals the same row computed from its start, bit for bit."""
+
+import dataclasses
+import gc
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from engine.cache.prefix import BLOCK_TOKENS
+from engine.scheduler import Scheduler
+from engine.size import Size
+from tests.engines import Watched
+from tests.tiny import write_checkpoint
+from tests.zoo import ZOO, zoo_loaded, zoo_model
+
+NUM_USERS = 12
+PREFIX = 40
+LENGTHS = (1, 15, 16, 17, 32, 33, 100)
+VARIANTS = [("llama", {}), ("gemma3_text", {"sliding_window": 8}), ("gemma3_text", {"sliding_window": 16})]
+VARIANTS += [("gemma3_text", {"sliding_window": 40})]
+# What keeps keys and values alone, latent ones among them, in each mode that it is run in.
+FAMILIES = ("llama", "deepseek_v2", "gpt_oss", "gemma3n", "mimo_v2_flash")
+ON_GRID = ("deepseek_v3", "gemma2")
+
+
+class Warm:
+    """An engine that keeps prompts and one that does not, over the same weights."""
+
+    def __init__(self, model, **config):
+        self.cold = Watched(model, **config)
+        self.warm = Watched(model, no_prompt_cache=False, **config)
+        assert self.warm.engine.prompts.keeps
+        assert not self.cold.engine.prompts.keeps
+
+    def request(self, name, prompt, num_new=6, **options):
+        seeded = self.cold.request(name, 1, num_new, seed=options.pop("seed", 0))
+        return dataclasses.replace(seeded, prompt=tuple(prompt), **options)
+
+    def cold_run(self, request):
+        self.cold.logits.clear()
+        tokens = self.cold.alone(request)
+        return tokens, dict(self.cold.logits)
+
+    def warm_run(self, request):
+        """Tokens, logits, and how many prompt tokens were computed."""
+        self.warm.logits.clear()
+        tokens, [row] = drive(self.warm.engine, [request])
+        self.warm.engine.prompts.check()
+        return tokens[0], dict(self.warm.logits), row
+
+    def assert_same(self, request, *, cached=None):
+        tokens, logits = self.cold_run(request)
+        warm_tokens, warm_logits, row = self.warm_run(request)
+        assert warm_tokens == tokens
+        assert_equal(warm_logits, logits)
+        assert cached is None or row.num_cached == cached
+        return row
+
+
+def drive(engine, requests, plan=None):
+    """Run requests as the loop does; their tokens and rows. Prefilled tokens are what was not adopted."""
+    scheduler = Scheduler(plan or engine.plan(), num_slots=len(requests))
+    rows = [engine.submit(request) for request in requests]
+    for row in rows:
+        scheduler.add(row)
+    computed = dict.fromkeys(rows, 0)
+    while scheduler.has_work:
+        tick = scheduler.tick()
+        for piece in tick.prefill:
+            computed[piece.row] += piece.num_tokens
+        scheduler.settle(engine.run(tick))
+        scheduler.check()
+    for row in rows:
+        assert computed[row] == len(row.request.prompt) - row.num_cached
+    return [row.output for row in rows], rows
+
+
+def assert_equal(logits, expected):
+    assert logits.keys() == expected.keys()
+    for key, row in expected.items():
+        assert np.array_equal(logits[key], row)
+
+
+def numbers(seed, count, vocab=259):
+    return [(31 * seed + 7 * i + 3 + i * i % 5) % vocab for i in range(count)]
+
+
+@pytest.fixture(
+    scope="module",
+    params=itertools.product(VARIANTS, ("float32", "float16")),
+    ids=lambda p: "-".join([p[0][0], *map(str, p[0][1].values()), p[1]]),
+)
+def pair(request, tmp_path_factory):
+    (family, overrides), cache_dtype = request.param
+    folder = write_checkpoint(tmp_path_factory.mktemp(family), family, **overrides)
+    return Warm(folder, cache_dtype=cache_dtype)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request):
+    yield
+    if "pair" in request.fixturenames:
+        prompts = request.getfixturevalue("pair").warm.engine.prompts
+        prompts.check()
+        prompts.reset()
+        assert prompts.stats().num_bytes == 0
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_same_prompt_again(pair, length):
+    request = pair.request("again", numbers(length, length))
+    pair.assert_same(request, cached=0)
+    whole = (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+    for _ in range(2):
+        pair.assert_same(request, cached=whole)
+
+
+@pytest.mark.parametrize("shared", [16, 31, 32, 48, 90])
+def test_prompts_that_begin_alike(pair, shared):
+    pair.assert_same(pair.request("first", numbers(1, 100)), cached=0)
+    other = numbers(1, 100)[:shared] + numbers(2, 30, 200)
+    pair.assert_same(pair.request("other", other), cached=shared // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+def test_an_answer_is_kept_for_the_next_turn(pair):
+    prompt, known = numbers(3, 21), 0
+    for turn in range(4):
+        request = pair.request("turn", prompt, num_new=30)
+        row = pair.assert_same(request, cached=known // BLOCK_TOKENS * BLOCK_TOKENS)
+        known = len(prompt) + len(row.output) - 1  # the last token is not stored
+        prompt = prompt + row.output + numbers(turn, 9)
+
+
+def test_a_long_answer_whose_windows_have_moved(pair):
+    request = pair.request("long", numbers(4, 20), num_new=300)
+    row = pair.assert_same(request)
+    known = len(request.prompt) + len(row.output) - 1
+    following = pair.request("next", [*request.prompt, *row.output, 1, 2, 3], num_new=3)
+    pair.assert_same(following, cached=known // BLOCK_TOKENS * BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 50])
+def test_however_the_prompt_was_cut(pair, size):
+    request = pair.request("cut", numbers(5, 70))
+    row = pair.warm.engine.submit(request)
+    pair.warm.store(row, size)
+    pair.warm.engine.cancel(row)
+    pair.assert_same(request, cached=64)
+
+
+def test_twelve_users_over_one_prefix_at_once(pair):
+    prefix = numbers(6, PREFIX)
+    requests = [
+        pair.request(str(user), prefix + numbers(user, 3 + 4 * user), seed=user) for user in range(NUM_USERS)
+    ]
+    cold = [pair.cold_run(request) for request in requests]
+    pair.warm_run(pair.request("first", [*prefix, 1]))
+    pair.warm.logits.clear()
+    tokens, rows = drive(pair.warm.engine, requests)
+    assert tokens == [expected for expected, _ in cold]
+    for _, logits in cold:
+        assert_equal({key: pair.warm.logits[key] for key in logits}, logits)
+    assert all(row.num_cached >= PREFIX // BLOCK_TOKENS * BLOCK_TOKENS for row in rows)
+
+
+def test_twelve_users_one_after_the_other(pair):
+    prefix = numbers(7, PREFIX)
+    for user in range(NUM_USERS):
+        request = pair.request(str(user), prefix + numbers(user, 25, 100 + user), seed=user)
+        assert pair.assert_same(request).num_cached >= 32 * (user > 0)
+
+
+def test_equal_prompts_that_arrive_together_are_computed_about_once(pair):
+    """Whoever comes second goes on behind what the first has committed, piece by piece."""
+    engine = pair.warm.engine
+    plan = type(engine.plan())(fixed_tokens=16, held=engine.prompts.held)
+    request = pair.request("twin", numbers(8, 100))
+    expected, _ = pair.cold_run(request)
+    tokens, rows = drive(engine, [request, request, request], plan)
+    assert tokens == [expected] * 3
+    assert sum(100 - row.num_cached for row in rows) <= 100 + 2 * 20
+
+
+def test_after_eviction(tmp_path):
+    folder = write_checkpoint(tmp_path, "gemma3_text")
+    block_bytes = 3 * 2 * 8 * 4 * BLOCK_TOKENS
+    pair = Warm(folder, cache_dtype="float32", prompt_cache_bytes=Size(5 * block_bytes))
+    prompts = pair.warm.engine.prompts
+    for seed, length in ((0, 64), (1, 40), (1, 60), (2, 100), (2, 100), (0, 64), (1, 20), (0, 64)):
+        pair.assert_same(pair.request("r", numbers(seed, length)))
+        assert prompts.stats().num_bytes <= 5 * block_bytes
+    assert prompts.stats().evictions > 0
+    assert prompts.stats().hits > 0
+
+
+def test_what_is_committed_stays_when_its_client_goes(pair):
+    request = pair.request("gone", numbers(9, 90))
+    row = pair.warm.engine.submit(request)
+    plan = type(pair.warm.engine.plan())(fixed_tokens=32, held=pair.warm.engine.prompts.held)
+    pair.warm.engine.prefill(plan.pieces([row], decoding=False))
+    pair.warm.engine.cancel(row)
+    assert row.storage is None
+    pair.assert_same(request, cached=32)
+
+
+def test_salts_and_those_who_want_none_share_nothing(pair):
+    request = pair.request("r", numbers(10, 50))
+    salted = dataclasses.replace(request, cache_salt="mine")
+    private = dataclasses.replace(request, cache_prompt=False)
+    pair.assert_same(private, cached=0)
+    pair.assert_same(request, cached=0)
+    pair.assert_same(salted, cached=0)
+    pair.assert_same(salted, cached=48)
+    pair.assert_same(dataclasses.replace(salted, cache_salt="other"), cached=0)
+    pair.assert_same(private, cached=0)
+
+
+def test_memory_ends_where_it_began(pair):
+    """A block is one buffer of its own, if sometimes one that was there and is larger; what is dropped is free."""
+    engine = pair.warm.engine
+
+    def run(user):
+        drive(engine, [pair.request(str(user), numbers(user, 70), num_new=20)])
+        pair.warm.logits.clear()
+
+    run(0)
+    engine.prompts.reset()
+    gc.collect()  # engines of other tests
+    before = mx.get_active_memory()
+    for user in range(4):
+        run(user)
+        num_bytes = engine.prompts.stats().num_bytes
+        assert 0 < num_bytes <= mx.get_active_memory() - before <= num_bytes * 1.5
+    engine.prompts.reset()
+    assert mx.get_active_memory() == before
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(name):
+    assert ZOO[name].mode == "spans"
+    pair = Warm(zoo_loaded(zoo_model(name)), cache_dtype="float32")
+    pair.assert_same(pair.request("first", numbers(1, 60)), cached=0)
+    pair.assert_same(pair.request("again", numbers(1, 60)), cached=48)
+    pair.assert_same(pair.request("other", numbers(1, 40) + numbers(2, 30, 200)), cached=32)
+
+
+@pytest.mark.parametrize("name", ON_GRID)
+def test_where_cuts_change_bits_only_split_points_are_adopted(name):
+    assert ZOO[name].mode != "spans"
+    pair = Warm(zoo_loaded(zoo_model(name)), cache_dtype="float32", prefill_chunk_size=32)
+    plan = pair.warm.engine.plan()
+    assert [plan.reproduces(hit) for hit in (0, 16, 32, 48, 64)] == [True, False, True, False, True]
+    pair.assert_same(pair.request("first", numbers(1, 90)), cached=0)
+    pair.assert_same(pair.request("again", numbers(1, 90)), cached=64)
+    pair.assert_same(pair.request("other", numbers(1, 50) + numbers(2, 30, 200)), cached=32)
+
+
+def test_what_cannot_be_cut_is_not_kept():
+    warm = Watched(zoo_loaded(zoo_model("mamba2")), no_prompt_cache=False)
+    assert not warm.engine.prompts.keeps
+    assert any("prompt cache: off, this family" in note for note in warm.engine.notes)

@@ -119,8 +119,8 @@ class EngineConfig:
     prompt_cache_bytes: Size = setting(
         Size("2GiB"), "most bytes that the prompt cache keeps (2GiB, 500MB, a number)", minimum=0
     )
-    prompt_cache_ttl: float = setting(
-        3600.0, "seconds after which the prompt cache drops what nobody has used", minimum=0
+    prompt_cache_ttl: int = setting(
+        3600, "seconds after which the prompt cache drops what nobody has used", minimum=0
     )
     portable: bool = setting(False, "run on MLX's own operations, without the compiled kernels")
     trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")

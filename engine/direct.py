@@ -51,7 +51,7 @@ def main() -> None:
     the answer is a list of {"text", "finish_reason", "completion_tokens"}, or of {"error"} where a case failed.
     """
     job = json.load(sys.stdin)
-    engine = Engine.open(EngineConfig(model=Path(job["model"])))
+    engine = Engine.open(EngineConfig(model=Path(job["model"]), no_prompt_cache=True))
     direct = DirectEngine(engine)
     json.dump([_answer(engine, direct, case) for case in job["cases"]], sys.stdout)
 

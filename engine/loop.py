@@ -6,6 +6,7 @@ nothing (`engine.py`); it contains faults: a forward that raises ends its own ro
 """
 
 import contextlib
+import functools
 import logging
 import resource
 import threading
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, StepFailed
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_FAULTS_IN_A_ROW = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,7 @@ class EngineLoop:
         self._post = post
         self._on_state = on_state
         self._mail: deque[tuple[str, Ticket]] = deque()
+        self._questions: deque[tuple[Callable[[Engine], Any], Callable[[Any], None]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
         self._num_live = 0
@@ -144,6 +147,14 @@ class EngineLoop:
             self._mail.append(("cancel", ticket))
             self._wake.notify()
 
+    def ask(self, question: Callable[["Engine"], T], deliver: Callable[[T | MlxcelError], None]) -> None:
+        """Have `question` answered by the engine's thread between two steps. Raises EngineStopped."""
+        with self._wake:
+            if self._stopping or self.fault is not None:
+                raise self.fault or EngineStopped("the engine is stopping")
+            self._questions.append((question, deliver))
+            self._wake.notify()
+
     def _run(self) -> None:
         try:
             engine = self._open(self.config)
@@ -177,7 +188,9 @@ class EngineLoop:
             grant_interval=self.config.prefill_grant_interval,
         )
         while True:
-            for kind, ticket in self._take_mail(wait=not scheduler.has_work):
+            mail = self._take_mail(wait=not scheduler.has_work)
+            self._answer(engine)
+            for kind, ticket in mail:
                 if kind == "submit":
                     self._admit(engine, scheduler, ticket)
                 else:
@@ -194,11 +207,22 @@ class EngineLoop:
 
     def _take_mail(self, *, wait: bool) -> list[tuple[str, Ticket]]:
         with self._wake:
-            while wait and not self._mail and not self._stopping:
+            while wait and not (self._mail or self._questions or self._stopping):
                 self._wake.wait()
             mail = list(self._mail)
             self._mail.clear()
         return mail
+
+    def _answer(self, engine: "Engine") -> None:
+        """Answer what was asked so far."""
+        while self._questions:
+            question, deliver = self._questions.popleft()
+            try:
+                answer = question(engine)
+            except Exception as fault:
+                log.exception("a question to the engine failed")
+                answer = StepFailed(f"the engine could not answer: {fault}")
+            self._post(functools.partial(deliver, answer))
 
     def _admit(self, engine: "Engine", scheduler: Scheduler, ticket: Ticket) -> None:
         if ticket.ended:
@@ -285,6 +309,10 @@ class EngineLoop:
         with self._wake:
             waiting = [ticket for kind, ticket in self._mail if kind == "submit"]
             self._mail.clear()
+            unanswered = list(self._questions)
+            self._questions.clear()
+        for _, deliver in unanswered:
+            self._post(functools.partial(deliver, error))
         self._deliver([(ticket, error) for ticket in (*self._tickets.values(), *waiting) if not ticket.ended])
 
     def _die(self, fault: MlxcelError) -> None:

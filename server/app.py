@@ -15,6 +15,7 @@ from engine.errors import MlxcelError
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import error_response, json_response
+from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
 from server.routes.completions import completions
@@ -29,6 +30,8 @@ ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
+    Route("/v1/cache/stats", cache_stats, methods=["GET"]),
+    Route("/v1/cache/reset", reset_cache, methods=["POST"]),
     Route("/health", health, methods=["GET"]),
 ]
 

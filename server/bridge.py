@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
 from engine.loop import EngineLoop, ServedModel, Ticket
-from engine.request import Event, Failed, Output, Request
+from engine.request import CacheStats, Event, Failed, Output, Request
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,28 @@ class Bridge:
         events = Events()
         events.submit(self._loop, requests)
         return events
+
+    async def cache_stats(self) -> CacheStats:
+        """What the prompt cache holds. Raises what keeps the engine from answering."""
+        return await self._asked(lambda engine: engine.prompts.stats())
+
+    async def reset_cache(self) -> int:
+        """Drop what the prompt cache holds; the bytes that this freed. Raises as `cache_stats` does."""
+        return await self._asked(lambda engine: engine.prompts.reset())
+
+    async def _asked(self, question: Callable[[Any], T]) -> T:
+        await self.model()
+        answered: asyncio.Future[T | MlxcelError] = asyncio.get_running_loop().create_future()
+
+        def deliver(answer: T | MlxcelError) -> None:
+            if not answered.done():
+                answered.set_result(answer)
+
+        self._loop.ask(question, deliver)
+        answer = await answered
+        if isinstance(answer, MlxcelError):
+            raise answer
+        return answer
 
     def _post(self, deliver: Callable[[], None]) -> None:
         assert self._asyncio is not None, "the bridge was not started"

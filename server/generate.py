@@ -5,13 +5,14 @@ Knows no HTTP.
 """
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import ContextLengthExceeded, RequestError
 from engine.loop import ServedModel
 from engine.request import FinishReason, Output, Progress, Request, Sampling, Timings
+from engine.text.tokens import REPLACEMENT
 from server.bridge import Bridge, Events
 
 log = logging.getLogger(__name__)
@@ -19,10 +20,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """Prompts as token ids, and the name of the field they came from."""
+    """Prompts as token ids, and the name of the field they came from.
+
+    `message_at` tells the message that a token of the prompt is in, where there are messages.
+    """
 
     ids: Sequence[Sequence[int]]
     param: str
+    message_at: Callable[[int], int | None] = lambda token: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +59,48 @@ AnswerPiece = Text | Finish | Prefilled
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts and times of one submission, complete when its stream has ended."""
+    """Token counts and times of one submission, complete when its stream has ended.
+
+    `timings` are those of its choices, of which each prompt has `per_prompt`. `missed` are the token and the
+    message where the first choice that says so leaves what the prompt cache holds.
+    """
 
     prompt_tokens: int = 0
+    per_prompt: int = 1
     completion_tokens: int = 0
-    timings: list[Timings] = field(default_factory=list)
+    timings: dict[int, Timings] = field(default_factory=dict)
+    missed: tuple[int, int | None] | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens less those that were computed, whichever of a prompt's choices it was for."""
+        left: dict[int, int] = {}
+        for choice, timings in self.timings.items():
+            prompt = choice // self.per_prompt
+            left[prompt] = left.get(prompt, timings.prompt_n + timings.cache_n) - timings.prompt_n
+        return sum(max(tokens, 0) for tokens in left.values())
 
     def body(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
 
     def timings_body(self) -> dict[str, Any]:
         """Sums over the choices. A rate counts the tokens whose time was measured: all new ones but the first."""
-        prompt_n = sum(t.prompt_n for t in self.timings)
-        prompt_ms = sum(t.prompt_ms for t in self.timings)
-        predicted_n = sum(t.predicted_n for t in self.timings)
-        predicted_ms = sum(t.predicted_ms for t in self.timings)
+        timings = self.timings.values()
+        prompt_n = sum(t.prompt_n for t in timings)
+        prompt_ms = sum(t.prompt_ms for t in timings)
+        predicted_n = sum(t.predicted_n for t in timings)
+        predicted_ms = sum(t.predicted_ms for t in timings)
+        token, message = self.missed or (None, None)
         return {
             "prompt_n": prompt_n,
-            "cache_n": 0,
+            "cache_n": sum(t.cache_n for t in timings),
+            "cache_miss": None if token is None else {"token_index": token, "message_index": message},
             "prompt_ms": round(prompt_ms, 3),
             "prompt_per_second": _rate(prompt_n, prompt_ms),
             "predicted_n": predicted_n,
@@ -87,12 +110,18 @@ class Usage:
 
 
 class Answer:
-    """One submission under way: iterate its pieces, or fold them. `close` cancels what still runs."""
+    """One submission under way: iterate its pieces, or fold them. `close` cancels what still runs.
 
-    def __init__(self, events: Events, prompt_tokens: int, num_choices: int) -> None:
+    `message_at` is that of its prompt, off the event loop.
+    """
+
+    def __init__(
+        self, events: Events, usage: Usage, num_choices: int, message_at: Callable[[int], Awaitable[int | None]]
+    ) -> None:
         self._events = events
-        self.usage = Usage(prompt_tokens=prompt_tokens)
+        self.usage = usage
         self.num_choices = num_choices
+        self._message_at = message_at
 
     async def pieces(self) -> AsyncIterator[AnswerPiece]:
         """The answer as it comes. Raises what made it fail."""
@@ -105,7 +134,9 @@ class Answer:
                     if text:
                         yield Text(choice, text)
                     if reason is not None and timings is not None:
-                        self.usage.timings.append(timings)
+                        self.usage.timings[choice] = timings
+                        if timings.cache_miss is not None and self.usage.missed is None:
+                            self.usage.missed = timings.cache_miss, await self._message_at(timings.cache_miss)
                         yield Finish(choice, reason)
 
     async def fold(self) -> list[tuple[str, FinishReason]]:
@@ -138,7 +169,13 @@ async def chat_prompt(
         text = model.template.render(messages, tools=tools, arguments=arguments)
         return _encode(model, text, add_special=False, param="messages")
 
-    return Prompted([await bridge.text_work(render)], "messages")
+    ids = await bridge.text_work(render)
+
+    def message_at(token: int) -> int | None:
+        before = model.tokens.decode(ids[:token]).rstrip(REPLACEMENT)
+        return model.template.message_at(messages, before, tools=tools, arguments=arguments)
+
+    return Prompted([ids], "messages", message_at)
 
 
 async def text_prompts(
@@ -178,6 +215,8 @@ def start(
     stop: tuple[str, ...] = (),
     ignore_eos: bool = False,
     num_choices: int = 1,
+    cache_prompt: bool = True,
+    cache_salt: str = "",
 ) -> Answer:
     """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
 
@@ -190,11 +229,18 @@ def start(
     for ids in prompted.ids:
         _check_ids(model, ids, prompted.param)
         requests += [
-            Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice)
+            Request(
+                request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice, cache_prompt, cache_salt
+            )
             for choice in range(num_choices)
         ]
     events = bridge.submit(requests)
-    return Answer(events, sum(len(ids) for ids in prompted.ids), len(requests))
+
+    async def message_at(token: int) -> int | None:
+        return await bridge.text_work(lambda: prompted.message_at(token))
+
+    usage = Usage(sum(len(ids) for ids in prompted.ids), num_choices)
+    return Answer(events, usage, len(requests), message_at)
 
 
 def _check_count(bridge: Bridge, num_prompts: int, num_choices: int) -> None:

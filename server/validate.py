@@ -18,6 +18,7 @@ from server.errors import NotSupported
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
+MAX_NAME = 1024
 MAX_ECHOED = 100  # characters of a body's names that errors repeat
 
 # Sent by clients as a matter of course, and about nothing that this server does.
@@ -44,6 +45,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 Count = Annotated[int, Meta(ge=1)]
 Factor = Annotated[float, Meta(gt=0, le=100)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 
 
@@ -73,6 +75,9 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     ignore_eos: bool = False
     user: str | None = None
+    cache_prompt: bool = True
+    cache_salt: Name = ""
+    prompt_cache_key: Name = ""
 
     def check(self) -> None:
         """What the types cannot say. Raises RequestError."""

@@ -4,6 +4,7 @@ Joins the tree (`prefix.py`), which decides, to the arrays of dense rows (`spans
 nothing but keys and values; what cannot be cut at a block is not kept.
 """
 
+import logging
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from engine.cache.spans import SpanLayout
 from engine.config import EngineConfig
 from engine.request import CacheStats, Row
 from engine.size import Size
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -63,6 +66,13 @@ class PromptCache:
         self._counts.hits += row.num_cached > 0
         self._counts.misses += row.num_cached == 0
         row.cache_miss = self._tree.divergence(self._key(row), row.request.prompt)
+        if row.cache_miss is not None:
+            log.info(
+                "request %s: prompt token %d (id %d) is the first that differs from what the prompt cache holds",
+                row.request.id,
+                row.cache_miss,
+                row.request.prompt[row.cache_miss],
+            )
 
     def donate(self, row: Row) -> None:
         """Keep the whole blocks of what `row` has stored, and all of it evaluated."""

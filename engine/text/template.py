@@ -41,8 +41,8 @@ class ChatTemplate:
         source = tokenizer.chat_template
 
         def apply(messages: list[dict[str, Any]], **arguments: Any) -> str:
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
-            return str(text)
+            asked = {"add_generation_prompt": True, **arguments}
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **asked))
 
         return cls(apply, source if isinstance(source, str) else "")
 
@@ -56,8 +56,9 @@ class ChatTemplate:
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         arguments: Mapping[str, Any] | None = None,
+        ends: bool = False,
     ) -> str:
-        """The prompt for the assistant's next turn, generation prompt included.
+        """The prompt for the assistant's next turn, generation prompt included unless it `ends` with the messages.
 
         Raises NoChatTemplate for a base model, RequestError for a message no template can take, TemplateFailed
         when the template refuses or fails.
@@ -70,6 +71,8 @@ class ChatTemplate:
             )
         turns = [_normalized(index, message) for index, message in enumerate(messages)]
         extra = dict(arguments or {})
+        if ends:
+            extra["add_generation_prompt"] = False
         if self._knows_tools:
             extra["tools"] = [dict(tool) for tool in tools] or None
         else:
@@ -78,6 +81,27 @@ class ChatTemplate:
             return self._apply(turns, **extra)
         except Exception as fault:
             raise TemplateFailed(f"the chat template refused these messages: {fault}", param="messages") from fault
+
+    def message_at(
+        self,
+        messages: Sequence[Message],
+        before: str,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> int | None:
+        """Index of the message whose text the prompt goes on with behind `before`, a beginning of it.
+
+        None where that is the generation prompt, or where the render of the first messages does not say.
+        """
+        for stop in range(1, len(messages) + 1):
+            try:
+                text = self.render(messages[:stop], tools=tools, arguments=arguments, ends=True)
+            except TemplateFailed:
+                continue
+            if len(text) > len(before) and text.startswith(before):
+                return stop - 1
+        return None
 
 
 def _normalized(index: int, message: Message) -> dict[str, Any]:

@@ -63,7 +63,9 @@ def run(
     """Answer one prompt and exit; without -p and without piped stdin: chat."""
     text = _prompt_text(prompt)
     model = checkpoint.named(model, model_option)
-    common = _common(model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file)
+    common = _common(
+        model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file, once=text is not None
+    )
 
     from mlxcel_cli import session
 
@@ -109,7 +111,7 @@ def generate(
     if text is None:
         raise WrongUsage("there is nothing to continue", hint="give a text with -p TEXT or on stdin")
     model = checkpoint.named(model, model_option)
-    common = _common(model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file)
+    common = _common(model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file, once=True)
 
     from mlxcel_cli import session
 
@@ -143,8 +145,12 @@ def _common(
     max_tokens: int | None,
     stop: list[str] | None,
     file: Path | None,
+    once: bool = False,
 ) -> dict[str, Any]:
-    """What the commands share of a Talk: where it goes, the model's name there, the fields that were given."""
+    """What the commands share of a Talk: where it goes, the model's name there, the fields that were given.
+
+    `once`: there is one request, so that nothing need be kept for the next.
+    """
     given = config.finite(flags)
     asked: dict[str, Any] = {wire: given[name] for name, wire in FIELDS.items() if name in given}
     if max_tokens is not None and max_tokens >= 0:
@@ -159,11 +165,13 @@ def _common(
         return {"where": address, "model": model, "asked": asked}
     if max_tokens == -1:
         own["n_predict"] = -1
-    return {"where": _own_server(config.settle(own, model=model, file=file)), "model": None, "asked": asked}
+    where = _own_server(config.settle(own, model=model, file=file), once=once)
+    return {"where": where, "model": None, "asked": asked}
 
 
-def _own_server(settings: config.Settings) -> ServerConfig:
+def _own_server(settings: config.Settings, *, once: bool) -> ServerConfig:
     """The server in this process: one slot, and greedy where neither the person nor the checkpoint says."""
     reference = checkpoint.chosen(settings)
-    engine = settings.engine(Path(reference), parallel=1, fallback_sampling=GREEDY)
+    fixed = {"parallel": 1, "fallback_sampling": GREEDY} | ({"no_prompt_cache": True} if once else {})
+    engine = settings.engine(Path(reference), **fixed)
     return checkpoint.in_place(ServerConfig(engine=engine, model_id=reference))

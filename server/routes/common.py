@@ -134,6 +134,8 @@ def begun(
         stop=body.stops(),
         ignore_eos=body.ignore_eos,
         num_choices=body.n,
+        cache_prompt=body.cache_prompt,
+        cache_salt=body.cache_salt,
     )
 
 

@@ -58,12 +58,18 @@ def main() -> None:
 
 def _answer(engine: Engine, direct: DirectEngine, case: dict[str, Any]) -> dict[str, Any]:
     try:
+        boundaries: tuple[int, ...] = ()
         if "messages" in case:
             prompt = engine.tokens.encode(engine.template.render(case["messages"]), False)
+            if engine.cuts_at_turns:
+                boundaries = engine.template.boundaries(
+                    case["messages"], prompt, lambda text: engine.tokens.encode(text, False)
+                )
         else:
             prompt = engine.tokens.encode(case["prompt"], True)
         sampling = Sampling(**case["sampling"])
-        outputs = direct.complete(Request("parity", tuple(prompt), sampling, case["max_tokens"]))
+        request = Request("parity", tuple(prompt), sampling, case["max_tokens"], boundaries=boundaries)
+        outputs = direct.complete(request)
     except MlxcelError as error:
         return {"error": str(error)}
     return {

@@ -117,6 +117,11 @@ class Engine:
         return engine
 
     @property
+    def cuts_at_turns(self) -> bool:
+        """Whether a conversation's prompt is to name where its turns begin: only there can others go on."""
+        return self._forward.on_grid and not all(kind.is_attention for kind in self._forward.kinds)
+
+    @property
     def mode(self) -> str:
         """How a batch runs: `spans`, `rows` or `alone`."""
         return self._forward.name
@@ -190,7 +195,7 @@ class Engine:
         now_s = time.perf_counter()
         for piece in flying.pieces:
             self._events.append(Progress(piece.row, piece.stop, len(piece.row.request.prompt)))
-            self.prompts.donate(piece.row)
+            self.prompts.stored(piece.row)
         for row, token in zip(flying.rows, tokens, strict=True):
             if row.finish_reason is None:
                 self._events.append(self._finish_row(row, token, now_s))

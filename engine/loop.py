@@ -42,6 +42,7 @@ class ServedModel:
     context_length: int
     default_sampling: Sampling
     notes: tuple[str, ...]
+    cuts_at_turns: bool = False
 
 
 def open_engine(config: EngineConfig) -> "Engine":
@@ -167,7 +168,12 @@ class EngineLoop:
             return
         self._num_slots = engine.num_slots
         self.model = ServedModel(
-            engine.tokens, engine.template, engine.context_length, engine.default_sampling, engine.notes
+            engine.tokens,
+            engine.template,
+            engine.context_length,
+            engine.default_sampling,
+            engine.notes,
+            engine.cuts_at_turns,
         )
         self._on_state()
         try:

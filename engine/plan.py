@@ -3,7 +3,7 @@
 Scheduler and engine meet here and in `request.py`; neither imports the other. No arrays, no clock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from engine.request import Row
@@ -12,6 +12,8 @@ GRID_TOKENS = 256  # where cuts change bits, pieces end on multiples of this pos
 ROUND_TOKENS = 16
 ALONE_S, ALONE_MAX_TOKENS = 1.0, 2048  # a piece while nothing decodes
 SHARED_S, SHARED_MAX_TOKENS = 0.25, 512  # a piece while rows decode
+
+Held = Callable[[Row, Callable[[int], bool]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,9 @@ class PrefillPlan:
 
     The size is the one given (`fixed_tokens` > 0), or comes from the measured rate, so that a piece takes about
     a second when nothing else runs and a quarter of one while rows decode. With `on_grid`, for model families
-    whose arithmetic depends on the cut, pieces end at fixed positions whatever else runs, and so does what is
-    adopted. `held` says how many of a row's prompt tokens others have stored by now.
+    whose arithmetic depends on the cut, pieces end at fixed positions and at the row's `boundaries` whatever else
+    runs, and so does what is adopted. `held` says how many of a row's prompt tokens others have stored by now, up
+    to a place where going on reproduces the cold plan.
     """
 
     def __init__(
@@ -69,23 +72,20 @@ class PrefillPlan:
         fixed_tokens: int = 0,
         on_grid: bool = False,
         tokens_per_s: float = 0.0,
-        held: Callable[[Row], int] = lambda row: 0,
+        held: Held = lambda row, reproduces: 0,
     ) -> None:
         self._fixed_tokens = fixed_tokens
         self._grid_tokens = (fixed_tokens or GRID_TOKENS) if on_grid else 0
         self._tokens_per_s = tokens_per_s
         self._held = held
 
-    def reproduces(self, hit: int) -> bool:
+    def reproduces(self, hit: int, boundaries: Collection[int] = ()) -> bool:
         """Whether going on behind `hit` adopted tokens gives the bits of the prompt computed from its start."""
-        return not self._grid_tokens or hit % self._grid_tokens == 0
+        return not self._grid_tokens or hit % self._grid_tokens == 0 or hit in boundaries
 
     def start(self, row: Row) -> int:
         """Where the next piece of `row` begins: at its cursor, or behind what can be adopted now."""
-        hit = self._held(row)
-        if not self.reproduces(hit):
-            hit -= hit % self._grid_tokens
-        return max(row.cursor, hit)
+        return max(row.cursor, self._held(row, lambda hit: self.reproduces(hit, row.request.boundaries)))
 
     def measured(self, num_tokens: int, seconds: float) -> None:
         """Take the duration of one prefill forward into account; that of a few tokens says little of the rate."""
@@ -109,6 +109,7 @@ class PrefillPlan:
         stop = start + budget_tokens
         if self._grid_tokens:
             stop = (start // self._grid_tokens + 1) * self._grid_tokens
+            stop = min([stop, *(boundary for boundary in row.request.boundaries if boundary > start)])
         return Piece(row, start, min(stop, len(row.request.prompt)))
 
     def pieces(self, rows: list[Row], *, decoding: bool) -> tuple[Piece, ...]:

@@ -45,6 +45,8 @@ class Request:
     `prompt` are token ids, already bounded by the vocabulary; `max_tokens` None means until the context's end;
     `choice` is the k of `n` choices and takes part in every draw. `cache_prompt` False: nothing is taken from the
     prompt cache and nothing is put into it; requests with another `cache_salt` share nothing with this one.
+    `boundaries` are the prompt lengths, ascending, at which a conversation's turns begin, its whole length the
+    last: where results depend on the cut, a prompt is cut there, so that the next turn can go on from there.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Request:
     choice: int = 0
     cache_prompt: bool = True
     cache_salt: str = ""
+    boundaries: tuple[int, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -103,13 +106,17 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """What the prompt cache holds, and what has happened since the start. A hit is a row that computed less."""
+    """What the prompt cache holds, and what has happened since the start. A hit is a row that computed less.
+
+    A family's entries are blocks or snapshots of whole rows.
+    """
 
     enabled: bool
     num_bytes: int
     budget_bytes: int
     num_blocks: int
     block_tokens: int
+    num_snapshots: int
     hits: int
     misses: int
     tokens_reused: int

@@ -4,6 +4,7 @@ Render, tokenize, check, enqueue; then a stream of pieces. The unstreamed answer
 Knows no HTTP.
 """
 
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prompted:
-    """Prompts as token ids, and the name of the field they came from.
+    """Prompts as token ids, and the name of the field they came from. `boundaries` are those of each.
 
     `message_at` tells the message that a token of the prompt is in, where there are messages.
     """
@@ -28,6 +29,7 @@ class Prompted:
     ids: Sequence[Sequence[int]]
     param: str
     message_at: Callable[[int], int | None] = lambda token: None
+    boundaries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +167,21 @@ async def chat_prompt(
 ) -> Prompted:
     """Render a conversation and tokenize it, off the event loop. Raises RequestError."""
 
-    def render() -> list[int]:
+    def render() -> tuple[list[int], tuple[int, ...]]:
         text = model.template.render(messages, tools=tools, arguments=arguments)
-        return _encode(model, text, add_special=False, param="messages")
+        ids = _encode(model, text, add_special=False, param="messages")
+        if not model.cuts_at_turns:
+            return ids, ()
+        encode = functools.partial(_encode, model, add_special=False, param="messages")
+        return ids, model.template.boundaries(messages, ids, encode, tools=tools, arguments=arguments)
 
-    ids = await bridge.text_work(render)
+    ids, boundaries = await bridge.text_work(render)
 
     def message_at(token: int) -> int | None:
         before = model.tokens.decode(ids[:token]).rstrip(REPLACEMENT)
         return model.template.message_at(messages, before, tools=tools, arguments=arguments)
 
-    return Prompted([ids], "messages", message_at)
+    return Prompted([ids], "messages", message_at, boundaries)
 
 
 async def text_prompts(
@@ -230,7 +236,16 @@ def start(
         _check_ids(model, ids, prompted.param)
         requests += [
             Request(
-                request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice, cache_prompt, cache_salt
+                request_id,
+                tuple(ids),
+                sampling,
+                max_tokens,
+                stop,
+                ignore_eos,
+                choice,
+                cache_prompt,
+                cache_salt,
+                prompted.boundaries,
             )
             for choice in range(num_choices)
         ]

@@ -204,10 +204,14 @@ class DenseStorage:
 
     def attention_layers(self) -> list[DenseLayer]:
         """The layers that keep keys and values, parts of others included, in their order."""
-        return [leaf for layer in self.layers for leaf in _attention(layer)]
+        return [leaf for leaf in self.leaves() if isinstance(leaf, DenseLayer)]
+
+    def leaves(self) -> list[DenseLayer | StateLayer]:
+        """Every layer that is not a list, parts of lists included, in their order."""
+        return [leaf for layer in self.layers for leaf in _leaves(layer)]
 
 
-def _attention(layer: Layer) -> list[DenseLayer]:
+def _leaves(layer: Layer) -> list[DenseLayer | StateLayer]:
     if isinstance(layer, ListLayer):
-        return [leaf for part in layer.parts for leaf in _attention(part)]
-    return [layer] if isinstance(layer, DenseLayer) else []
+        return [leaf for part in layer.parts for leaf in _leaves(part)]
+    return [layer]

@@ -82,6 +82,35 @@ class ChatTemplate:
         except Exception as fault:
             raise TemplateFailed(f"the chat template refused these messages: {fault}", param="messages") from fault
 
+    def boundaries(
+        self,
+        messages: Sequence[Message],
+        prompt: Sequence[int],
+        encode: Callable[[str], Sequence[int]],
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The lengths at which turns begin in `prompt`, the tokens of these messages: ascending, its own the last.
+
+        A user's turn begins where all before it ends, an assistant's behind the generation prompt. Each is a
+        function of what comes before, so that longer conversations have the boundaries of shorter ones. A
+        boundary that the template does not render as a beginning of the prompt is left out.
+        """
+        lengths = {len(prompt)}
+        for number, message in enumerate(messages):
+            role = message.get("role")
+            if number == 0 or role not in ("user", "assistant"):
+                continue
+            try:
+                text = self.render(messages[:number], tools=tools, arguments=arguments, ends=role == "user")
+            except TemplateFailed:
+                continue
+            tokens = tuple(encode(text))
+            if 0 < len(tokens) < len(prompt) and tokens == tuple(prompt[: len(tokens)]):
+                lengths.add(len(tokens))
+        return tuple(sorted(lengths))
+
     def message_at(
         self,
         messages: Sequence[Message],

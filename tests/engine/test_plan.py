@@ -8,12 +8,16 @@ from engine.plan import ALONE_MAX_TOKENS, GRID_TOKENS, SHARED_MAX_TOKENS, Prefil
 from engine.request import Request, Row
 
 
-def row(num_tokens, cursor=0):
-    return Row(Request("r", (1,) * num_tokens), 10, 0, None, cursor=cursor)
+def row(num_tokens, cursor=0, boundaries=()):
+    return Row(Request("r", (1,) * num_tokens, boundaries=boundaries), 10, 0, None, cursor=cursor)
 
 
 def cuts(plan, num_tokens, decoding=False):
-    one, stops = row(num_tokens), []
+    return cuts_of(plan, row(num_tokens), decoding)
+
+
+def cuts_of(plan, one, decoding=False):
+    stops = []
     while not one.prefilled:
         (piece,) = plan.pieces([one], decoding=decoding)
         assert piece.start == one.cursor
@@ -44,6 +48,7 @@ def test_the_measured_rate_moves_the_size():
     plan.measured(64, 0.1)
     assert plan.budget(decoding=False) == 640
     plan.measured(64, 0.0)
+    plan.measured(3, 1.0)
     assert plan.budget(decoding=False) == 640
 
 
@@ -51,6 +56,40 @@ def test_on_a_grid_pieces_end_at_fixed_positions_whatever_runs():
     plan = PrefillPlan(on_grid=True, tokens_per_s=1e6)
     for decoding in (False, True):
         assert cuts(plan, 600, decoding) == [GRID_TOKENS, 2 * GRID_TOKENS, 600]
+
+
+def test_on_a_grid_pieces_end_where_turns_begin_too():
+    plan = PrefillPlan(on_grid=True)
+    one = row(600, boundaries=(10, 256, 300, 600))
+    assert cuts_of(plan, one) == [10, 256, 300, 512, 600]
+    assert [plan.reproduces(hit, one.request.boundaries) for hit in (0, 10, 11, 256, 300, 512)] == [
+        True, True, False, True, True, True,
+    ]  # fmt: skip
+    assert cuts_of(PrefillPlan(fixed_tokens=400), row(600, boundaries=(10,))) == [400, 600]
+
+
+def test_pieces_begin_behind_what_can_be_adopted():
+    held = {16, 48, 64, 512}
+    asked = []
+
+    def longest(row, reproduces):
+        asked.append(row)
+        return max([n for n in held if n < len(row.request.prompt) and reproduces(n)], default=0)
+
+    plan = PrefillPlan(fixed_tokens=32, held=longest)
+    assert [(p.start, p.stop) for p in plan.pieces([row(100)], decoding=False)] == [(64, 96)]
+    assert [(p.start, p.stop) for p in plan.pieces([row(100, cursor=80)], decoding=False)] == [(80, 100)]
+    grid = PrefillPlan(on_grid=True, held=longest)
+    assert grid.piece(row(100), 256).start == 0
+    assert grid.piece(row(600), 256).start == 512
+    assert grid.piece(row(100, boundaries=(48, 100)), 256).start == 48
+    assert len(asked) == 5
+
+
+def test_what_is_adopted_takes_nothing_of_the_piece():
+    plan = PrefillPlan(fixed_tokens=64, held=lambda row, reproduces: 96)
+    pieces = plan.pieces([row(120), row(130), row(100), row(200)], decoding=False)
+    assert [(p.start, p.stop) for p in pieces] == [(96, 120), (96, 130), (96, 100)]
 
 
 def test_several_prompts_share_the_piece_in_force():

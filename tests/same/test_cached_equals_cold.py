@@ -23,6 +23,7 @@ VARIANTS += [("gemma3_text", {"sliding_window": 40})]
 # What keeps keys and values alone, latent ones among them, in each mode that it is run in.
 FAMILIES = ("llama", "deepseek_v2", "gpt_oss", "gemma3n", "mimo_v2_flash")
 ON_GRID = ("deepseek_v3", "gemma2")
+HYBRIDS = ("mamba2", "granitemoehybrid", "qwen3_next", "jamba", "lfm2", "recurrent_gemma", "rwkv7")
 
 
 class Warm:
@@ -257,7 +258,82 @@ def test_where_cuts_change_bits_only_split_points_are_adopted(name):
     pair.assert_same(pair.request("other", numbers(1, 50) + numbers(2, 30, 200)), cached=32)
 
 
-def test_what_cannot_be_cut_is_not_kept():
-    warm = Watched(zoo_loaded(zoo_model("mamba2")), no_prompt_cache=False)
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("size", [0, 32])
+def test_a_conversation_goes_on_where_its_last_prompt_ended(name, size):
+    """Whole rows are kept where turns begin, and a longer conversation is cut there too."""
+    pair = Warm(zoo_loaded(zoo_model(name)), prefill_chunk_size=size)
+    prompt, boundaries, ended = numbers(1, 21), [9, 21], 0
+    for turn in range(4):
+        request = pair.request("turn", prompt, num_new=8, boundaries=tuple(boundaries))
+        row = pair.assert_same(request, cached=ended)
+        ended = len(prompt)
+        prompt = prompt + row.output + numbers(turn, 9)
+        boundaries += [ended + len(row.output), len(prompt)]
+    # Another last question behind the same history, and the same one again: from where the user's turn begins.
+    history = request.boundaries[-2]
+    pair.assert_same(request, cached=history)
+    edited = [*request.prompt[:history], *numbers(9, 20, 100)]
+    pair.assert_same(dataclasses.replace(request, prompt=tuple(edited)), cached=history)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_users_over_one_history_at_once(name):
+    pair = Warm(zoo_loaded(zoo_model(name)))
+    prefix = numbers(6, PREFIX)
+    requests = [
+        pair.request(
+            str(user),
+            prefix + numbers(user, 3 + 4 * user),
+            seed=user,
+            boundaries=(PREFIX, PREFIX + 3 + 4 * user),
+        )
+        for user in range(NUM_USERS)
+    ]
+    cold = [pair.cold_run(request) for request in requests]
+    pair.warm_run(requests[0])
+    pair.warm.logits.clear()
+    tokens, rows = drive(pair.warm.engine, requests)
+    assert tokens == [expected for expected, _ in cold]
+    for _, logits in cold:
+        assert_equal({key: pair.warm.logits[key] for key in logits}, logits)
+    assert [row.num_cached for row in rows] == [PREFIX] * NUM_USERS
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_prompt_whose_client_left_goes_on_where_it_stopped(name):
+    pair = Warm(zoo_loaded(zoo_model(name)), prefill_chunk_size=32)
+    request = pair.request("gone", numbers(9, 90), boundaries=(40, 90))
+    for stop in (32, 40, 64):
+        row = pair.warm.engine.submit(request)
+        pair.warm.engine.prefill(pair.warm.engine.plan().pieces([row], decoding=False))
+        pair.warm.engine.cancel(row)
+        assert row.cursor == stop
+    pair.assert_same(request, cached=64)
+
+
+@pytest.mark.parametrize("name", ["recurrent_gemma", "qwen3_next"])
+def test_copies_of_whole_rows_are_freed(name):
+    pair = Warm(zoo_loaded(zoo_model(name)))
+    engine = pair.warm.engine
+
+    def run(user):
+        drive(engine, [pair.request(str(user), numbers(user, 70), boundaries=(30, 70))])
+        pair.warm.logits.clear()
+
+    run(0)
+    engine.prompts.reset()
+    gc.collect()
+    before = mx.get_active_memory()
+    for user in range(4):
+        run(user)
+        num_bytes = engine.prompts.stats().num_bytes
+        assert 0 < num_bytes <= mx.get_active_memory() - before <= num_bytes * 1.5
+    engine.prompts.reset()
+    assert mx.get_active_memory() == before
+
+
+def test_rows_in_caches_of_mlx_lm_are_not_kept():
+    warm = Watched(zoo_loaded(zoo_model("llama4")), no_prompt_cache=False)
     assert not warm.engine.prompts.keeps
     assert any("prompt cache: off, this family" in note for note in warm.engine.notes)

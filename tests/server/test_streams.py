@@ -30,7 +30,7 @@ def folded(stream: Stream, num_choices: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("path", BODIES)
 async def test_the_whole_is_the_fold_of_the_stream(tiny: Path, path: str, variant: dict[str, Any]) -> None:
     body = BODIES[path] | variant
-    async with served(tiny) as service:
+    async with served(tiny, no_prompt_cache=True) as service:
         whole = await service.answer(path, body)
         stream = await service.stream(path, body | {"stream_options": {"include_usage": True}})
     choices = [(c.get("text", c.get("message", {}).get("content")), c["finish_reason"]) for c in whole["choices"]]

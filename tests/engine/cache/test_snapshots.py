@@ -1,0 +1,100 @@
+"""Snapshots: exact prefixes, longer ones in place of those they go on from, never over the budget."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.snapshots import Snapshots
+
+
+def anywhere(length):
+    return True
+
+
+def keep(snapshots, tokens, kind="end", num_bytes=10, key="k"):
+    return snapshots.insert(key, tokens, kind, num_bytes, lambda: tokens)
+
+
+def held(snapshots, tokens, key="k"):
+    return snapshots.longest(key, tokens, anywhere)
+
+
+def test_only_whole_prefixes_serve():
+    snapshots = Snapshots(100)
+    keep(snapshots, (1, 2, 3))
+    assert [held(snapshots, tokens) for tokens in ((1, 2, 3), (1, 2, 3, 4), (1, 2), (1, 2, 4))] == [3, 3, 0, 0]
+    assert held(snapshots, (1, 2, 3), key="other") == 0
+    assert snapshots.longest("k", (1, 2, 3), lambda length: length != 3) == 0
+    assert snapshots.take("k", (1, 2, 3)) == (1, 2, 3)
+    assert held(snapshots, (1, 2, 3)) == 3
+
+
+def test_a_longer_one_of_its_kind_supersedes_it():
+    snapshots = Snapshots(100)
+    keep(snapshots, (1, 2))
+    keep(snapshots, (1,), "history")
+    keep(snapshots, (1, 2, 3))
+    assert len(snapshots) == 2
+    assert (held(snapshots, (1, 2, 4)), held(snapshots, (1, 2, 3))) == (1, 3)
+    snapshots.check()
+
+
+def test_what_several_have_taken_stays():
+    snapshots = Snapshots(100)
+    keep(snapshots, (1, 2))
+    for _ in range(2):
+        snapshots.take("k", (1, 2))
+    keep(snapshots, (1, 2, 3))
+    assert held(snapshots, (1, 2, 4)) == 2
+
+
+def test_the_coldest_goes_first_and_what_never_fits_is_not_copied():
+    snapshots = Snapshots(30)
+    for token in range(3):
+        keep(snapshots, (token,))
+    snapshots.take("k", (0,))
+    assert keep(snapshots, (3,), num_bytes=15)
+    assert [held(snapshots, (token,)) for token in range(4)] == [1, 0, 0, 1]
+    assert not snapshots.insert("k", (9,), "end", 31, lambda: 1 / 0)
+    assert not keep(snapshots, (3,))
+    assert snapshots.num_evicted == 2
+    assert snapshots.clear() == 25
+    snapshots.check()
+
+
+def test_what_nobody_uses_expires():
+    now_s = 0.0
+    snapshots = Snapshots(30, ttl_s=60, clock=lambda: now_s)
+    keep(snapshots, (1,))
+    keep(snapshots, (2,))
+    now_s = 50
+    snapshots.take("k", (1,))
+    now_s = 70
+    assert (held(snapshots, (1,)), held(snapshots, (2,))) == (1, 0)
+    assert snapshots.num_expired == 1
+    snapshots.check()
+
+
+steps = st.tuples(
+    st.sampled_from(["keep", "take", "wait"]),
+    st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple),
+    st.sampled_from(["end", "history", "cut"]),
+    st.integers(1, 25),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps, max_size=40))
+def test_any_order_keeps_the_books(sequence):
+    now_s = 0.0
+    snapshots = Snapshots(60, ttl_s=50, clock=lambda: now_s)
+    for step, tokens, kind, number in sequence:
+        if step == "wait":
+            now_s += number
+        elif step == "keep":
+            keep(snapshots, tokens, kind, number)
+            assert held(snapshots, tokens) == len(tokens)
+        elif length := held(snapshots, tokens):
+            assert snapshots.take("k", tokens[:length]) == tokens[:length]
+        snapshots.check()
+    snapshots.clear()
+    assert (snapshots.num_bytes, len(snapshots)) == (0, 0)

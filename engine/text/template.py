@@ -121,15 +121,18 @@ class ChatTemplate:
     ) -> int | None:
         """Index of the message whose text the prompt goes on with behind `before`, a beginning of it.
 
-        None where that is the generation prompt, or where the render of the first messages does not say.
+        None where that is the generation prompt, or where the renders of the first messages do not tell.
         """
+        previous: str | None = ""
         for stop in range(1, len(messages) + 1):
             try:
                 text = self.render(messages[:stop], tools=tools, arguments=arguments, ends=True)
             except TemplateFailed:
+                previous = None
                 continue
             if len(text) > len(before) and text.startswith(before):
-                return stop - 1
+                return stop - 1 if previous is not None and before.startswith(previous) else None
+            previous = text
         return None
 
 

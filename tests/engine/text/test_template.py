@@ -94,3 +94,50 @@ def test_a_template_that_refuses_is_the_requests_fault():
 
     with pytest.raises(TemplateFailed, match="roles must alternate"):
         ChatTemplate(apply).render([{"role": "user", "content": "x"}])
+
+
+def plainly(turns, add_generation_prompt=True, **_):
+    """A template whose text grows by its end alone, but that refuses to begin with a system message by itself."""
+    if [turn["role"] for turn in turns] == ["system"]:
+        raise ValueError("there is no user")
+    text = "".join(f"[{turn['role']}:{turn['content']}]" for turn in turns)
+    return text + "[assistant:" * add_generation_prompt
+
+
+CONVERSATION = [
+    {"role": role, "content": text}
+    for role, text in (("system", "s"), ("user", "one"), ("assistant", "two"), ("user", "three"))
+]
+
+
+def test_turns_begin_where_longer_conversations_have_them_too():
+    template = ChatTemplate(plainly)
+    before = ()
+    for stop in (2, 4):
+        prompt = template.render(CONVERSATION[:stop])
+        lengths = template.boundaries(CONVERSATION[:stop], prompt, str)
+        assert lengths[: len(before)] == before
+        before = lengths
+    texts = [prompt[:length] for length in lengths]
+    user, assistant = "[system:s][user:one]", "[assistant:two]"
+    assert texts == [f"{user}[assistant:", user + assistant, f"{user}{assistant}[user:three][assistant:"]
+
+
+def test_a_turn_that_is_rewritten_begins_nowhere():
+    def forgetful(turns, add_generation_prompt=True, **_):
+        return plainly(turns[-1:], add_generation_prompt)
+
+    template = ChatTemplate(forgetful)
+    prompt = template.render(CONVERSATION)
+    assert template.boundaries(CONVERSATION, prompt, str) == (len(prompt),)
+
+
+def test_which_message_a_text_breaks_off_in():
+    template = ChatTemplate(plainly)
+    prompt = template.render(CONVERSATION)
+    at = {0: None, prompt.index("one"): None, prompt.index("two"): 2, prompt.index("three]") + 5: 3}
+    for length, message in at.items():
+        assert template.message_at(CONVERSATION, prompt[:length]) == message
+    assert template.message_at(CONVERSATION[1:], "[user:o") == 0
+    assert template.message_at(CONVERSATION, prompt) is None
+    assert template.message_at(CONVERSATION, "something else") is None

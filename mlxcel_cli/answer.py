@@ -74,7 +74,12 @@ def stats(shown: Answer) -> str:
     """Prompt and new tokens with their rates, and the time to the first token."""
     timings, usage = shown.end.timings, shown.end.usage
     parts = [
-        _rate("prompt", usage.get("prompt_tokens", timings.get("prompt_n")), timings.get("prompt_per_second")),
+        _rate(
+            "prompt",
+            usage.get("prompt_tokens", timings.get("prompt_n")),
+            timings.get("prompt_per_second"),
+            num_cached=timings.get("cache_n") or 0,
+        ),
         _rate(
             "new", timings.get("predicted_n", usage.get("completion_tokens")), timings.get("predicted_per_second")
         ),
@@ -83,9 +88,10 @@ def stats(shown: Answer) -> str:
     return " | ".join(part for part in parts if part)
 
 
-def _rate(what: str, count: int | None, per_second: float | None) -> str:
+def _rate(what: str, count: int | None, per_second: float | None, *, num_cached: int = 0) -> str:
+    """How many tokens, and how fast those that were computed."""
     if count is None:
         return ""
-    return f"{what}: {count} token{'' if count == 1 else 's'}" + (
-        f", {per_second:.1f} tokens/s" if per_second else ""
-    )
+    cached = f", {num_cached} of them cached" if num_cached else ""
+    rate = f", {per_second:.1f} tokens/s" if per_second else ""
+    return f"{what}: {count} token{'' if count == 1 else 's'}{cached}{rate}"

@@ -208,6 +208,43 @@ def test_one_thread_loads_and_steps(loop, gate):
     assert gate.threads == {loop._thread.ident}
 
 
+def test_questions_are_answered_between_steps(loop, gate):
+    client = Client(loop, "r", 30)
+    gate.hold()
+    answers = queue.Queue()
+    for question in (lambda engine: engine.num_slots, lambda engine: 1 / 0, lambda engine: "still here"):
+        loop.ask(question, answers.put)
+    assert answers.empty()
+    gate.open.set()
+    assert answers.get(timeout=PATIENCE_S) == 2
+    assert isinstance(answers.get(timeout=PATIENCE_S), StepFailed)
+    assert answers.get(timeout=PATIENCE_S) == "still here"
+    assert len(client.end()[1]) == 30
+
+
+def test_a_question_that_nobody_will_answer_is_told_so(folder):
+    def refuse(config):
+        raise ModelNotFound("no such model")
+
+    loop = EngineLoop(EngineConfig(model=folder), open_engine=refuse)
+    answers = queue.Queue()
+    loop.ask(lambda engine: engine.num_slots, answers.put)
+    loop.start()
+    assert isinstance(answers.get(timeout=PATIENCE_S), ModelNotFound)
+    with pytest.raises(ModelNotFound):
+        loop.ask(lambda engine: engine.num_slots, answers.put)
+
+
+def test_what_a_cancelled_row_has_stored_is_kept(loop, gate):
+    prompt = tuple(range(100))
+    client = Client(loop, "leaves", 500, prompt)
+    gate.hold()
+    loop.cancel(client.ticket)
+    gate.open.set()
+    event, _ = Client(loop, "stays", 2, prompt).end()
+    assert event.timings.cache_n == 96
+
+
 def test_loading_leaves_the_bound_on_open_files_alone(folder):
     """mlx-lm lowers it when it is imported, to less than a busy server needs."""
     program = f"""

@@ -1,0 +1,13 @@
+"""What is said of an answer once it is whole."""
+
+from mlxcel_cli.answer import Answer, stats
+from mlxcel_cli.pieces import End
+
+
+def test_cached_tokens_are_told_and_the_rate_is_that_of_the_others():
+    timings = {"prompt_n": 4, "cache_n": 96, "prompt_per_second": 40.0}
+    shown = Answer(End("stop", {"prompt_tokens": 100, "completion_tokens": 1}, timings), 0.1)
+    assert (
+        stats(shown)
+        == "prompt: 100 tokens, 96 of them cached, 40.0 tokens/s | new: 1 token | first token after 0.10 s"
+    )

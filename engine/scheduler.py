@@ -15,11 +15,11 @@ from engine.request import Event, Failed, Output, Row
 
 
 class Scheduler:
-    """Three places for a row: `waiting` for a slot, `prefilling`, `decoding`."""
+    """Three places for a row: `waiting` for a slot, `prefilling`, `decoding`. `slots` has the rows that run."""
 
     def __init__(self, plan: PrefillPlan, *, num_slots: int, max_batch_size: int = 0, grant_interval: int = 16):
         self.plan = plan
-        self._num_slots = num_slots
+        self.slots: list[Row | None] = [None] * num_slots
         self._max_batch_size = max_batch_size or num_slots
         self._grant_interval = grant_interval
         self.waiting: deque[Row] = deque()
@@ -46,12 +46,16 @@ class Scheduler:
         for place in (self.waiting, self.prefilling, self.decoding):
             if row in place:
                 place.remove(row)
+        if row in self.slots:
+            self.slots[self.slots.index(row)] = None
         self._granted_at.pop(row, None)
 
     def tick(self) -> Tick:
         """What the next forward does; an empty Tick when there is nothing to do."""
-        while self.waiting and len(self.prefilling) + len(self.decoding) < self._num_slots:
-            self.prefilling.append(self.waiting.popleft())
+        while self.waiting and None in self.slots:
+            row = self.waiting.popleft()
+            self.slots[self.slots.index(None)] = row
+            self.prefilling.append(row)
         self._tick_count += 1
         granted = self._granted()
         if granted:
@@ -72,14 +76,17 @@ class Scheduler:
                 case Failed(row=row) | Output(row=row, finish_reason="stop" | "length"):
                     self.remove(row)
         for row in [row for row in self.prefilling if row.prefilled]:
-            self.remove(row)
+            self.prefilling.remove(row)
+            self._granted_at.pop(row, None)
             self.decoding.append(row)
 
     def check(self) -> None:
         """Every live row is in exactly one place and the slots are not overbooked."""
         rows = self.rows
         assert len(set(map(id, rows))) == len(rows), "a row is in two places"
-        assert len(self.prefilling) + len(self.decoding) <= self._num_slots, "more rows run than there are slots"
+        running = [row for row in self.slots if row is not None]
+        assert len(running) == len(set(map(id, running))), "a row has two slots"
+        assert {*running} == {*self.prefilling, *self.decoding}, "a row runs without a slot, or a slot has no row"
         assert set(self._granted_at) <= set(rows), "a grant outlived its row"
         assert all(row.prefilled for row in self.decoding), "a row decodes before its prompt is stored"
 

@@ -148,12 +148,14 @@ class _Probe:
 
 
 def settle(loop: EngineLoop) -> None:
-    """Wait until no request is live; an assertion fails if one stays for good."""
+    """Wait until no request is live and the turn that ended the last is over; an assertion fails if one stays."""
     deadline = threading.Event()
     timer = threading.Timer(PATIENCE_S, deadline.set)
     timer.start()
     try:
-        while loop._num_live and not deadline.is_set() and loop._thread.is_alive():
+        lives = True
+        while lives and not deadline.is_set() and loop._thread.is_alive():
+            lives = bool(loop._num_live)
             probe = _Probe()
             loop.cancel(probe)  # type: ignore[arg-type]
             while loop._thread.is_alive() and not probe.read.wait(0.1):

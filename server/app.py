@@ -19,7 +19,7 @@ from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
 from server.routes.completions import completions
 from server.routes.models import list_models, one_model
-from server.routes.status import health
+from server.routes.status import health, metrics
 from server.sse import ClientGone
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ ROUTES = [
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
     Route("/health", health, methods=["GET"]),
+    Route("/metrics", metrics, methods=["GET"]),
 ]
 
 

@@ -1,11 +1,12 @@
 """What every generation route does around the one generation path: body, model, request id, disconnect."""
 
+import functools
 import logging
 import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,6 +21,9 @@ from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, st
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
+if TYPE_CHECKING:
+    from server.exposition import Exposition
+
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 << 20
@@ -33,6 +37,13 @@ class Service:
         self.config = config
         self.bridge = bridge
         self.started_s = int(time.time())
+
+    @functools.cached_property
+    def exposition(self) -> "Exposition":
+        """The metrics of this application; made when first asked for, since a talk never is."""
+        from server.exposition import Exposition
+
+        return Exposition(self.bridge.numbers)
 
 
 def service_of(request: Request) -> Service:

@@ -19,7 +19,8 @@ from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
 from server.routes.completions import completions
 from server.routes.models import list_models, one_model
-from server.routes.status import health, metrics
+from server.routes.native import props, slots
+from server.routes.status import health, metrics, ready
 from server.sse import ClientGone
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ ROUTES = [
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
     Route("/health", health, methods=["GET"]),
+    Route("/health/ready", ready, methods=["GET"]),
+    Route("/props", props, methods=["GET"]),
+    Route("/slots", slots, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]
 

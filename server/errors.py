@@ -37,6 +37,18 @@ class BodyTooLarge(RequestError):
     """The request's body is larger than any is allowed to be."""
 
 
+class ModelLoading(EngineFault):
+    """The model is not there yet, and the request does not wait for it."""
+
+
+class EngineStalled(EngineFault):
+    """Requests run, and nothing has come of them for too long."""
+
+
+class NoFreeSlot(EngineFault):
+    """Every slot is taken, and the client wanted to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Face:
     status: int
@@ -58,6 +70,9 @@ _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (QueueFull, _Face(503, "server_error", "queue_full")),
     (EngineStopped, _Face(503, "server_error", "engine_stopped")),
     (StepFailed, _Face(500, "server_error", "step_failed")),
+    (ModelLoading, _Face(503, "server_error", "model_loading")),
+    (EngineStalled, _Face(503, "server_error", "engine_stalled")),
+    (NoFreeSlot, _Face(503, "server_error", "no_free_slot")),
     (EngineFault, _Face(500, "server_error")),
 )
 _INTERNAL = _Face(500, "server_error", "internal_error")

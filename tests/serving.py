@@ -7,6 +7,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -292,6 +293,8 @@ async def served(
     on_fault: Callable[[Exception], None] = lambda fault: None,
     keep_alive_s: float = 10.0,
     alias: str = "",
+    clock: Callable[[], float] = time.perf_counter,
+    stall_timeout: float = 60.0,
     **engine: Any,
 ) -> AsyncIterator[Served]:
     """A served tiny model, loaded unless `open_engine` is given. At the end no request may be live and no row may
@@ -299,14 +302,18 @@ async def served(
     """
     gate = Gate()
     config = ServerConfig(
-        EngineConfig(model=checkpoint, **engine), model_id="tiny", alias=alias, keep_alive_s=keep_alive_s
+        EngineConfig(model=checkpoint, **engine),
+        model_id="tiny",
+        alias=alias,
+        keep_alive_s=keep_alive_s,
+        stall_timeout=stall_timeout,
     )
 
     def watched(config: EngineConfig) -> Engine:
         service.engines.append(WatchedEngine(config, sampler=sampler, gate=gate))
         return service.engine
 
-    app = make_app(config, open_engine=open_engine or watched, on_fault=on_fault)
+    app = make_app(config, open_engine=open_engine or watched, on_fault=on_fault, clock=clock)
     transport = InProcess(app)
     client = httpx2.AsyncClient(transport=transport, base_url="http://tiny", timeout=PATIENCE_S)
     service = Served(app, transport, client, gate)

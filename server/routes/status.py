@@ -1,9 +1,9 @@
-"""How the server is: `GET /health` and `/metrics`."""
+"""How the server is: `GET /health`, `/health/ready` and `/metrics`."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.errors import error_response, json_response
+from server.errors import EngineStalled, error_response, json_response
 from server.routes.common import service_of
 
 
@@ -15,6 +15,16 @@ async def health(request: Request) -> Response:
     if bridge.model_now is None:
         return json_response({"status": "loading model"}, 503, {"retry-after": "1"})
     return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """As `/health`, and 503 also when work is in flight and nothing has come of it for too long."""
+    service = service_of(request)
+    silent_s, bound_s = service.bridge.silent_s(), service.config.stall_timeout
+    if bound_s and silent_s > bound_s and service.bridge.fault is None:
+        stalled = EngineStalled(f"requests run, and for {silent_s:.0f} s nothing has come of them")
+        return error_response(stalled)
+    return await health(request)
 
 
 async def metrics(request: Request) -> Response:

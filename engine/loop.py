@@ -181,9 +181,9 @@ class EngineLoop:
         return numbers
 
     def slots(self) -> list[Slot | None]:
-        """What each slot does now, None where it is free; from any thread. Empty before the model is loaded."""
+        """What each slot does now, None where it is free; from any thread."""
         if self._scheduler is None:
-            return []
+            return [None] * self._num_slots
         return [self._slot(row) for row in tuple(self._scheduler.slots)]
 
     def _slot(self, row: Row | None) -> Slot | None:

@@ -134,7 +134,7 @@ class Bridge:
         return self._loop.numbers()
 
     def slots(self) -> list[Slot | None]:
-        """What each slot does now, None where it is free; empty before the model is loaded."""
+        """What each slot does now, None where it is free."""
         return self._loop.slots()
 
     def silent_s(self) -> float:

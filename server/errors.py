@@ -82,6 +82,16 @@ def _face(error: Exception) -> _Face:
     return next((face for kind, face in _TABLE if isinstance(error, kind)), _INTERNAL)
 
 
+def status_of(error: Exception) -> int:
+    """The HTTP status that answers `error`."""
+    return _face(error).status
+
+
+def reason_of(error: Exception) -> str:
+    """One word for `error`: its code or, where it has none, its type."""
+    return _face(error).code or _face(error).type
+
+
 def error_body(error: Exception) -> dict[str, Any]:
     """The error as clients of the OpenAI dialect expect it. What is not one of ours is not told."""
     face = _face(error)

@@ -1,7 +1,6 @@
 """What every generation route does around the one generation path: body, model, request id, disconnect."""
 
 import functools
-import logging
 import re
 import time
 import uuid
@@ -18,13 +17,12 @@ from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
 from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, start
+from server.record import record_of
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
 if TYPE_CHECKING:
     from server.exposition import Exposition
-
-log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 << 20
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -52,9 +50,11 @@ def service_of(request: Request) -> Service:
 
 
 def request_id_of(request: Request, prefix: str) -> str:
-    """The client's own id for this request, if it is a plain one, else a new one."""
+    """The client's own id for this request, if it is a plain one, else a new one; always the same."""
+    record = record_of(request)
     given = request.headers.get("x-request-id", "")
-    return given if _PLAIN_ID.fullmatch(given) else f"{prefix}-{uuid.uuid4().hex}"
+    record.id = record.id or (given if _PLAIN_ID.fullmatch(given) else f"{prefix}-{uuid.uuid4().hex}")
+    return record.id
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:
@@ -133,8 +133,6 @@ def begun(
     service: Service, model: ServedModel, dialect: Dialect, body: GenerationBody, prompted: Prompted
 ) -> Answer:
     """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
-    if body.user is not None:
-        log.info("request %s is for user %r", dialect.request_id, body.user[:MAX_ECHOED])
     return start(
         service.bridge,
         model,
@@ -153,7 +151,10 @@ async def respond(
 ) -> Response | ASGIApp:
     """Answer `request`: begin, then stream or fold. A client that leaves ends its rows wherever they are."""
     service = service_of(request)
+    record = record_of(request)
+    record.user = (body.user or "")[:MAX_ECHOED]
     answer: Answer = await unless_gone(request.receive, begin())
+    record.usage = answer.usage
     headers = {"x-request-id": dialect.request_id}
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -161,6 +162,7 @@ async def respond(
             _frames(answer, dialect, include_usage),
             close=answer.close,
             keep_alive_s=service.config.keep_alive_s,
+            on_error=record.failed,
             headers=headers,
         )
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.errors import ContextLengthExceeded, RequestError
 from engine.loop import ServedModel
-from engine.request import FinishReason, Output, Progress, Request, Sampling, Timings
+from engine.request import FinishReason, Output, Priority, Progress, Request, Sampling, Timings
 from server.bridge import Bridge, Events
 
 log = logging.getLogger(__name__)
@@ -184,6 +184,7 @@ def start(
     stop: tuple[str, ...] = (),
     ignore_eos: bool = False,
     num_choices: int = 1,
+    priority: Priority = "normal",
 ) -> Answer:
     """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
 
@@ -196,7 +197,7 @@ def start(
     for ids in prompted.ids:
         _check_ids(model, ids, prompted.param)
         requests += [
-            Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice)
+            Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice, priority)
             for choice in range(num_choices)
         ]
     events = bridge.submit(requests)

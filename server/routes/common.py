@@ -11,8 +11,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from engine.errors import RequestError
 from engine.loop import ServedModel
-from engine.request import FinishReason
+from engine.request import PRIORITIES, FinishReason, Priority
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
@@ -55,6 +56,17 @@ def request_id_of(request: Request, prefix: str) -> str:
     given = request.headers.get("x-request-id", "")
     record.id = record.id or (given if _PLAIN_ID.fullmatch(given) else f"{prefix}-{uuid.uuid4().hex}")
     return record.id
+
+
+def priority_of(request: Request) -> Priority:
+    """What the header X-Priority asks for. Raises RequestError for anything but a priority."""
+    given = ", ".join(request.headers.getlist("x-priority")) or "normal"
+    for priority in PRIORITIES:
+        if given == priority:
+            return priority
+    raise RequestError(
+        f"X-Priority is {given[:MAX_ECHOED]!r}; it must be one of {', '.join(PRIORITIES)}", param="X-Priority"
+    )
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:
@@ -130,7 +142,12 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
 
 
 def begun(
-    service: Service, model: ServedModel, dialect: Dialect, body: GenerationBody, prompted: Prompted
+    service: Service,
+    model: ServedModel,
+    dialect: Dialect,
+    body: GenerationBody,
+    prompted: Prompted,
+    priority: Priority,
 ) -> Answer:
     """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
     return start(
@@ -143,6 +160,7 @@ def begun(
         stop=body.stops(),
         ignore_eos=body.ignore_eos,
         num_choices=body.n,
+        priority=priority,
     )
 
 

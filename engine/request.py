@@ -5,11 +5,13 @@ their owners.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engine.errors import MlxcelError
 
 FinishReason = Literal["stop", "length", "cancelled"]
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the first goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Request:
     """One sequence to be continued.
 
     `prompt` are token ids, already bounded by the vocabulary; `max_tokens` None means until the context's end;
-    `choice` is the k of `n` choices and takes part in every draw.
+    `choice` is the k of `n` choices and takes part in every draw. `priority` decides who gets a slot first.
     """
 
     id: str
@@ -53,6 +55,7 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     choice: int = 0
+    priority: Priority = "normal"
 
 
 @dataclass(eq=False, slots=True)

@@ -5,13 +5,14 @@ Knows no HTTP.
 """
 
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import ContextLengthExceeded, RequestError
 from engine.loop import ServedModel
-from engine.request import FinishReason, Output, Progress, Request, Sampling, Timings
+from engine.request import FinishReason, Output, Priority, Progress, Request, Sampling, Timings
 from server.bridge import Bridge, Events
 
 log = logging.getLogger(__name__)
@@ -58,14 +59,17 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     timings: list[Timings] = field(default_factory=list)
+    reasons: list[FinishReason] = field(default_factory=list)
+    first_token_s: float = 0.0  # of `time.perf_counter`; 0 before it
 
     def body(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
 
@@ -77,7 +81,7 @@ class Usage:
         predicted_ms = sum(t.predicted_ms for t in self.timings)
         return {
             "prompt_n": prompt_n,
-            "cache_n": 0,
+            "cache_n": self.cached_tokens,
             "prompt_ms": round(prompt_ms, 3),
             "prompt_per_second": _rate(prompt_n, prompt_ms),
             "predicted_n": predicted_n,
@@ -102,10 +106,12 @@ class Answer:
                     yield Prefilled(done, total)
                 case Output(text=text, finish_reason=reason, timings=timings):
                     self.usage.completion_tokens += 1
+                    self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
                     if text:
                         yield Text(choice, text)
                     if reason is not None and timings is not None:
                         self.usage.timings.append(timings)
+                        self.usage.reasons.append(reason)
                         yield Finish(choice, reason)
 
     async def fold(self) -> list[tuple[str, FinishReason]]:
@@ -178,6 +184,7 @@ def start(
     stop: tuple[str, ...] = (),
     ignore_eos: bool = False,
     num_choices: int = 1,
+    priority: Priority = "normal",
 ) -> Answer:
     """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
 
@@ -190,7 +197,7 @@ def start(
     for ids in prompted.ids:
         _check_ids(model, ids, prompted.param)
         requests += [
-            Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice)
+            Request(request_id, tuple(ids), sampling, max_tokens, stop, ignore_eos, choice, priority)
             for choice in range(num_choices)
         ]
     events = bridge.submit(requests)

@@ -84,6 +84,7 @@ class Engine:
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
         self._events: list[Event] = []
+        self.lookahead_steps = 0
         self.notes = (
             *loaded.notes,
             f"decode path: {verdict.mode} ({verdict.reason})",
@@ -227,6 +228,10 @@ class Engine:
             self.prompts.ended(row)
         self.release(row)
 
+    def kv_bytes(self, rows: Iterable[Row]) -> int:
+        """Bytes of what `rows` keep in the model's layers."""
+        return sum(array.nbytes for row in rows if row.storage is not None for array in row.storage.arrays())
+
     def release(self, row: Row) -> None:
         """Free what `row` holds; a step in flight that still reads it keeps its own references."""
         row.storage = None
@@ -298,6 +303,7 @@ class Engine:
         if ahead:
             unread = flying.tokens[mx.array([i for i, _ in ahead])]
             following = self._submit((), tuple(row for _, row in ahead), unread)
+            self.lookahead_steps += 1
         self._read()
         if following is not None and any(row.finish_reason is None for row in following.rows):
             self._in_flight = following

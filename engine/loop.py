@@ -7,6 +7,7 @@ nothing (`engine.py`); it contains faults: a forward that raises ends its own ro
 
 import contextlib
 import functools
+import itertools
 import logging
 import resource
 import threading
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, StepFailed
+from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
-from engine.request import Event, Failed, Request, Row, Sampling
+from engine.request import Event, Failed, Output, Progress, Request, Row, Sampling
 from engine.scheduler import Scheduler
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
@@ -41,8 +43,20 @@ class ServedModel:
     template: ChatTemplate
     context_length: int
     default_sampling: Sampling
+    num_slots: int
     notes: tuple[str, ...]
     cuts_at_turns: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """What one slot does now: the request in it, and how far that is. `task` numbers all requests."""
+
+    task: int
+    request: Request
+    stored_tokens: int
+    decoded_tokens: int
+    remaining_tokens: int
 
 
 def open_engine(config: EngineConfig) -> "Engine":
@@ -70,11 +84,15 @@ def _limits_kept() -> Iterator[None]:
 class Ticket:
     """One submitted request: hand it back to cancel it. Events reach `deliver`, on the loop's thread."""
 
-    __slots__ = ("deliver", "ended", "request", "row")
+    __slots__ = ("deliver", "ended", "number", "request", "row", "times")
 
-    def __init__(self, request: Request, deliver: Callable[[Event | MlxcelError], None]) -> None:
+    def __init__(
+        self, request: Request, deliver: Callable[[Event | MlxcelError], None], number: int, submitted_s: float
+    ) -> None:
         self.request = request
         self.deliver = deliver
+        self.number = number
+        self.times = Times(submitted_s)
         self.row: Row | None = None
         self.ended = False
 
@@ -82,7 +100,8 @@ class Ticket:
 class EngineLoop:
     """Runs one engine. `post` is called once per tick with a function that delivers the tick's events.
 
-    The default runs it at once; a server has it run on its own event loop, one wake-up for all rows.
+    The default runs it at once; a server has it run on its own event loop, one wake-up for all rows. `clock` gives
+    seconds and is what `metrics` are measured by.
     """
 
     def __init__(
@@ -92,13 +111,19 @@ class EngineLoop:
         open_engine: Callable[[EngineConfig], "Engine"] = open_engine,
         post: Callable[[Callable[[], None]], None] = lambda deliver: deliver(),
         on_state: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
+        self.metrics = Metrics()
         self.model: ServedModel | None = None
         self.fault: MlxcelError | None = None
         self._open = open_engine
         self._post = post
         self._on_state = on_state
+        self._clock = clock
+        self._scheduler: Scheduler | None = None
+        self._task_numbers = itertools.count()
+        self._progress_s = 0.0
         self._mail: deque[tuple[str, Ticket]] = deque()
         self._questions: deque[tuple[Callable[[Engine], Any], Callable[[Any], None]]] = deque()
         self._wake = threading.Condition()
@@ -132,12 +157,16 @@ class EngineLoop:
             if self._stopping or self.fault is not None:
                 raise self.fault or EngineStopped("the engine is stopping")
             if self._num_live >= self.capacity:
+                self.metrics.refused()
                 raise QueueFull(
                     f"{self._num_live} requests run or wait already, and no more may "
                     f"(max_queue_depth {self.config.max_queue_depth})"
                 )
+            now_s = self._clock()
+            if not self._num_live:
+                self._progress_s = now_s
             self._num_live += 1
-            ticket = Ticket(request, deliver)
+            ticket = Ticket(request, deliver, next(self._task_numbers), now_s)
             self._mail.append(("submit", ticket))
             self._wake.notify()
         return ticket
@@ -156,6 +185,31 @@ class EngineLoop:
             self._questions.append((question, deliver))
             self._wake.notify()
 
+    def numbers(self) -> Numbers:
+        """What was counted, and what stands now; from any thread."""
+        numbers = self.metrics.read()
+        numbers.active_rows = sum(slot is not None for slot in self.slots())
+        numbers.queue_depth = max(self._num_live - numbers.active_rows, 0)
+        return numbers
+
+    def slots(self) -> list[Slot | None]:
+        """What each slot does now, None where it is free; from any thread."""
+        if self._scheduler is None:
+            return [None] * self._num_slots
+        return [self._slot(row) for row in tuple(self._scheduler.slots)]
+
+    def _slot(self, row: Row | None) -> Slot | None:
+        ticket = self._tickets.get(row) if row is not None else None
+        if row is None or ticket is None:
+            return None
+        decoded = len(row.output)
+        return Slot(ticket.number, row.request, row.cursor, decoded, row.limit_tokens - decoded)
+
+    def silent_s(self) -> float:
+        """How long work has been in flight without a token or a stored piece; 0 when there is none."""
+        with self._wake:
+            return self._clock() - self._progress_s if self._num_live else 0.0
+
     def _run(self) -> None:
         try:
             engine = self._open(self.config)
@@ -172,6 +226,7 @@ class EngineLoop:
             engine.template,
             engine.context_length,
             engine.default_sampling,
+            engine.num_slots,
             engine.notes,
             engine.cuts_at_turns,
         )
@@ -187,7 +242,7 @@ class EngineLoop:
             engine.close()
 
     def _serve(self, engine: "Engine") -> None:
-        scheduler = Scheduler(
+        scheduler = self._scheduler = Scheduler(
             engine.plan(),
             num_slots=engine.num_slots,
             max_batch_size=self.config.max_batch_size,
@@ -205,11 +260,17 @@ class EngineLoop:
                 self._end_all(EngineStopped("the server is stopping"))
                 return
             tick = scheduler.tick()
-            if not tick:
-                continue
-            events = self._run_tick(engine, scheduler, tick)
-            scheduler.settle(events)
-            self._deliver([(self._tickets[event.row], event) for event in events if event.row in self._tickets])
+            if tick:
+                events = self._run_tick(engine, scheduler, tick)
+                scheduler.settle(events)
+                happened = [(self._tickets[event.row], event) for event in events if event.row in self._tickets]
+                self._count(tick, happened)
+                self._deliver(happened)
+            self.metrics.stands(
+                kv_bytes=engine.kv_bytes(scheduler.rows),
+                lookahead_steps=engine.lookahead_steps,
+                prompt_cache=engine.prompts.stats(),
+            )
 
     def _take_mail(self, *, wait: bool) -> list[tuple[str, Ticket]]:
         with self._wake:
@@ -256,10 +317,12 @@ class EngineLoop:
             except Exception:
                 log.exception("what request %s had stored could not be kept", ticket.request.id)
                 engine.release(ticket.row)
-        self._end(ticket)
+        self._end(ticket, "cancelled")
 
     def _run_tick(self, engine: "Engine", scheduler: Scheduler, tick: Tick) -> Sequence[Event]:
         started_s = time.perf_counter()
+        tickets = [self._tickets[row] for row in tick.rows if row in self._tickets]
+        self.metrics.started([ticket.times for ticket in tickets if ticket.times.started_s is None], self._clock())
         try:
             events = engine.run(tick)
         except Exception as fault:
@@ -283,6 +346,12 @@ class EngineLoop:
             raise EngineStopped(f"{self._faults_in_a_row} steps in a row failed, the last with: {fault}")
         return events
 
+    def _count(self, tick: Tick, happened: Sequence[tuple[Ticket, Event]]) -> None:
+        now_s = self._clock()
+        if not all(isinstance(event, Failed) for _, event in happened):
+            self._progress_s = now_s
+        self.metrics.ran(tick, [(ticket.times, event) for ticket, event in happened], now_s)
+
     def _deliver(self, events: Sequence[tuple[Ticket, Event | MlxcelError]]) -> None:
         """Post the events of one tick; a consumer that throws ends its own request and nothing else."""
         if not events:
@@ -298,16 +367,17 @@ class EngineLoop:
 
         self._post(deliver)
         for ticket, event in events:
-            if isinstance(event, (Failed, MlxcelError)) or getattr(event, "finish_reason", None):
-                self._end(ticket)
+            if outcome := _outcome(event):
+                self._end(ticket, outcome)
 
-    def _end(self, ticket: Ticket) -> None:
+    def _end(self, ticket: Ticket, outcome: Outcome) -> None:
         """Forget a request that has ended and give its place in the queue away."""
         if ticket.ended:
             return
         ticket.ended = True
         if ticket.row is not None:
             self._tickets.pop(ticket.row, None)
+        self.metrics.ended(outcome, ticket.times, self._clock())
         with self._wake:
             self._num_live -= 1
 
@@ -327,3 +397,12 @@ class EngineLoop:
             self.fault = fault
         self._end_all(fault)
         self._on_state()
+
+
+def _outcome(event: Event | MlxcelError) -> Outcome | None:
+    """How a request has ended with `event`, or None: it goes on."""
+    if isinstance(event, Output):
+        return event.finish_reason
+    if isinstance(event, RequestError):
+        return "refused"
+    return None if isinstance(event, Progress) else "failed"

@@ -5,11 +5,13 @@ their owners.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from engine.errors import MlxcelError
 
 FinishReason = Literal["stop", "length", "cancelled"]
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the first goes first
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,11 @@ class Request:
     """One sequence to be continued.
 
     `prompt` are token ids, already bounded by the vocabulary; `max_tokens` None means until the context's end;
-    `choice` is the k of `n` choices and takes part in every draw. `cache_prompt` False: nothing is taken from the
-    prompt cache and nothing is put into it; requests with another `cache_salt` share nothing with this one.
-    `boundaries` are the prompt lengths, ascending, at which a conversation's turns begin, its whole length the
-    last: where results depend on the cut, a prompt is cut there, so that the next turn can go on from there.
+    `choice` is the k of `n` choices and takes part in every draw. `priority` decides who gets a slot first.
+    `cache_prompt` False: nothing is taken from the prompt cache and nothing is put into it; requests with another
+    `cache_salt` share nothing with this one. `boundaries` are the prompt lengths, ascending, at which a
+    conversation's turns begin, its whole length the last: where results depend on the cut, a prompt is cut there,
+    so that the next turn can go on from there.
     """
 
     id: str
@@ -56,6 +59,7 @@ class Request:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     choice: int = 0
+    priority: Priority = "normal"
     cache_prompt: bool = True
     cache_salt: str = ""
     boundaries: tuple[int, ...] = ()
@@ -111,17 +115,17 @@ class CacheStats:
     A family's entries are blocks or snapshots of whole rows.
     """
 
-    enabled: bool
-    num_bytes: int
-    budget_bytes: int
-    num_blocks: int
-    block_tokens: int
-    num_snapshots: int
-    hits: int
-    misses: int
-    tokens_reused: int
-    evictions: int
-    expirations: int
+    enabled: bool = False
+    num_bytes: int = 0
+    budget_bytes: int = 0
+    num_blocks: int = 0
+    block_tokens: int = 0
+    num_snapshots: int = 0
+    hits: int = 0
+    misses: int = 0
+    tokens_reused: int = 0
+    evictions: int = 0
+    expirations: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """The ASGI application: routes as a list, the error table, and a lifespan that owns the engine's loop."""
 
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -15,15 +15,15 @@ from engine.errors import MlxcelError
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import error_response, json_response
+from server.record import Recorded, record_of
 from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
 from server.routes.completions import completions
 from server.routes.models import list_models, one_model
-from server.routes.status import health
+from server.routes.native import props, slots
+from server.routes.status import health, metrics, ready
 from server.sse import ClientGone
-
-log = logging.getLogger(__name__)
 
 ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -33,6 +33,10 @@ ROUTES = [
     Route("/v1/cache/stats", cache_stats, methods=["GET"]),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
     Route("/health", health, methods=["GET"]),
+    Route("/health/ready", ready, methods=["GET"]),
+    Route("/props", props, methods=["GET"]),
+    Route("/slots", slots, methods=["GET"]),
+    Route("/metrics", metrics, methods=["GET"]),
 ]
 
 
@@ -63,10 +67,12 @@ def make_app(
         HTTPException: _no_such_route,
         Exception: _failed,
     }
-    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers)
+    middleware = [Middleware(Recorded, model=config.served_name)]
+    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
+    record_of(request).failed(error)
     return error_response(error, _named(request))
 
 
@@ -80,7 +86,7 @@ def _named(request: Request) -> dict[str, str]:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    log.debug("the client left before its answer")
+    record_of(request).failed(error)
     return Response(status_code=499)
 
 
@@ -88,6 +94,7 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = f"{request.method} {request.url.path}: {error.detail}"
     body = _route_error(known, error.status_code)
+    record_of(request).fault = body["error"]["code"] or body["error"]["type"]
     return json_response(body, error.status_code, {**(error.headers or {}), **_named(request)})
 
 

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
-from engine.loop import EngineLoop, ServedModel, Ticket
+from engine.loop import EngineLoop, ServedModel, Slot, Ticket
+from engine.metrics import Numbers
 from engine.request import CacheStats, Event, Failed, Output, Request
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,18 @@ class Bridge:
     def capacity(self) -> int:
         """How many requests may run and wait at once."""
         return self._loop.capacity
+
+    def numbers(self) -> Numbers:
+        """What the engine has counted, and what stands now."""
+        return self._loop.numbers()
+
+    def slots(self) -> list[Slot | None]:
+        """What each slot does now, None where it is free."""
+        return self._loop.slots()
+
+    def silent_s(self) -> float:
+        """How long work has been in flight without a token or a stored piece; 0 when there is none."""
+        return self._loop.silent_s()
 
     def submit(self, requests: Sequence[Request]) -> Events:
         """Enqueue requests together. Raises QueueFull or EngineStopped."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig, check_bounds, setting
 from engine.errors import ConfigError
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -18,6 +19,13 @@ class ServerConfig:
     port: int = setting(8080, "port to listen on; 0: any free one", minimum=0, maximum=65535)
     alias: str = setting("", "the model's name for clients, in place of its own")
     insecure_no_auth: bool = setting(False, "allow listening beyond this machine, where anybody may use the model")
+    stall_timeout: float = setting(
+        60.0,
+        "seconds without a token while requests run, after which /health/ready says 503; 0: never",
+        minimum=0,
+    )
+    log_level: str = setting("info", "the least that is logged", choices=LOG_LEVELS)
+    log_format: str = setting("text", "how log lines are written", choices=("text", "json"))
     keep_alive_s: float = setting(
         10.0, "seconds of silence before a stream sends a comment", minimum=0.01, flag=False
     )

@@ -37,6 +37,18 @@ class BodyTooLarge(RequestError):
     """The request's body is larger than any is allowed to be."""
 
 
+class ModelLoading(EngineFault):
+    """The model is not there yet, and the request does not wait for it."""
+
+
+class EngineStalled(EngineFault):
+    """Requests run, and nothing has come of them for too long."""
+
+
+class NoFreeSlot(EngineFault):
+    """Every slot is taken, and the client wanted to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Face:
     status: int
@@ -58,6 +70,9 @@ _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (QueueFull, _Face(503, "server_error", "queue_full")),
     (EngineStopped, _Face(503, "server_error", "engine_stopped")),
     (StepFailed, _Face(500, "server_error", "step_failed")),
+    (ModelLoading, _Face(503, "server_error", "model_loading")),
+    (EngineStalled, _Face(503, "server_error", "engine_stalled")),
+    (NoFreeSlot, _Face(503, "server_error", "no_free_slot")),
     (EngineFault, _Face(500, "server_error")),
 )
 _INTERNAL = _Face(500, "server_error", "internal_error")
@@ -65,6 +80,16 @@ _INTERNAL = _Face(500, "server_error", "internal_error")
 
 def _face(error: Exception) -> _Face:
     return next((face for kind, face in _TABLE if isinstance(error, kind)), _INTERNAL)
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status that answers `error`."""
+    return _face(error).status
+
+
+def reason_of(error: Exception) -> str:
+    """One word for `error`: its code or, where it has none, its type."""
+    return _face(error).code or _face(error).type
 
 
 def error_body(error: Exception) -> dict[str, Any]:

@@ -6,13 +6,14 @@ Knows no HTTP.
 
 import functools
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import ContextLengthExceeded, RequestError
 from engine.loop import ServedModel
-from engine.request import FinishReason, Output, Progress, Request, Sampling, Timings
+from engine.request import FinishReason, Output, Priority, Progress, Request, Sampling, Timings
 from engine.text.tokens import REPLACEMENT
 from server.bridge import Bridge, Events
 
@@ -71,6 +72,8 @@ class Usage:
     per_prompt: int = 1
     completion_tokens: int = 0
     timings: dict[int, Timings] = field(default_factory=dict)
+    reasons: list[FinishReason] = field(default_factory=list)
+    first_token_s: float = 0.0  # of `time.perf_counter`; 0 before it
     missed: tuple[int, int | None] | None = None
 
     @property
@@ -133,10 +136,12 @@ class Answer:
                     yield Prefilled(done, total)
                 case Output(text=text, finish_reason=reason, timings=timings):
                     self.usage.completion_tokens += 1
+                    self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
                     if text:
                         yield Text(choice, text)
                     if reason is not None and timings is not None:
                         self.usage.timings[choice] = timings
+                        self.usage.reasons.append(reason)
                         if timings.cache_miss is not None and self.usage.missed is None:
                             self.usage.missed = timings.cache_miss, await self._message_at(timings.cache_miss)
                         yield Finish(choice, reason)
@@ -221,6 +226,7 @@ def start(
     stop: tuple[str, ...] = (),
     ignore_eos: bool = False,
     num_choices: int = 1,
+    priority: Priority = "normal",
     cache_prompt: bool = True,
     cache_salt: str = "",
 ) -> Answer:
@@ -243,6 +249,7 @@ def start(
                 stop,
                 ignore_eos,
                 choice,
+                priority,
                 cache_prompt,
                 cache_salt,
                 prompted.boundaries,

@@ -55,7 +55,8 @@ async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
 class EventStream:
     """An ASGI response that sends `frames` as they come: JSON bodies, or Comments.
 
-    `close` is called at the end, however it comes. Silence is broken by a comment every `keep_alive_s`.
+    `close` is called at the end, however it comes, and `on_error` with what ended the stream before its time.
+    Silence is broken by a comment every `keep_alive_s`.
     """
 
     def __init__(
@@ -64,9 +65,11 @@ class EventStream:
         *,
         close: Callable[[], None],
         keep_alive_s: float,
+        on_error: Callable[[Exception], None] = lambda error: None,
         headers: dict[str, str] | None = None,
     ) -> None:
         self._frames = frames
+        self._on_error = on_error
         self._close = close
         self._keep_alive_s = keep_alive_s
         self._headers = {
@@ -81,7 +84,7 @@ class EventStream:
         try:
             await unless_gone(receive, self._send(raw_headers, send))
         except (ClientGone, OSError):
-            log.debug("the client left its stream")
+            self._on_error(ClientGone())
         finally:
             self._close()
 
@@ -96,9 +99,11 @@ class EventStream:
             async for frame in self._frames:
                 yield comment_frame(frame) if isinstance(frame, Comment) else data_frame(frame)
         except MlxcelError as error:
+            self._on_error(error)
             yield data_frame(error_body(error))
         except Exception as fault:
             log.exception("a stream failed")
+            self._on_error(fault)
             yield data_frame(error_body(fault))
         else:
             yield DONE

@@ -7,6 +7,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -148,12 +149,14 @@ class _Probe:
 
 
 def settle(loop: EngineLoop) -> None:
-    """Wait until no request is live; an assertion fails if one stays for good."""
+    """Wait until no request is live and the turn that ended the last is over; an assertion fails if one stays."""
     deadline = threading.Event()
     timer = threading.Timer(PATIENCE_S, deadline.set)
     timer.start()
     try:
-        while loop._num_live and not deadline.is_set() and loop._thread.is_alive():
+        lives = True
+        while lives and not deadline.is_set() and loop._thread.is_alive():
+            lives = bool(loop._num_live)
             probe = _Probe()
             loop.cancel(probe)  # type: ignore[arg-type]
             while loop._thread.is_alive() and not probe.read.wait(0.1):
@@ -290,6 +293,8 @@ async def served(
     on_fault: Callable[[Exception], None] = lambda fault: None,
     keep_alive_s: float = 10.0,
     alias: str = "",
+    clock: Callable[[], float] = time.perf_counter,
+    stall_timeout: float = 60.0,
     **engine: Any,
 ) -> AsyncIterator[Served]:
     """A served tiny model, loaded unless `open_engine` is given. At the end no request may be live and no row may
@@ -297,14 +302,18 @@ async def served(
     """
     gate = Gate()
     config = ServerConfig(
-        EngineConfig(model=checkpoint, **engine), model_id="tiny", alias=alias, keep_alive_s=keep_alive_s
+        EngineConfig(model=checkpoint, **engine),
+        model_id="tiny",
+        alias=alias,
+        keep_alive_s=keep_alive_s,
+        stall_timeout=stall_timeout,
     )
 
     def watched(config: EngineConfig) -> Engine:
         service.engines.append(WatchedEngine(config, sampler=sampler, gate=gate))
         return service.engine
 
-    app = make_app(config, open_engine=open_engine or watched, on_fault=on_fault)
+    app = make_app(config, open_engine=open_engine or watched, on_fault=on_fault, clock=clock)
     transport = InProcess(app)
     client = httpx2.AsyncClient(transport=transport, base_url="http://tiny", timeout=PATIENCE_S)
     service = Served(app, transport, client, gate)

@@ -66,6 +66,7 @@ class PromptCache:
         else:
             copy: RowCopy = self._snapshots.take(self._key(row), tokens)
             copy.put(storage)
+        self._counts.tokens_reused += num_tokens - row.cursor
         row.num_cached += num_tokens - row.cursor
         row.cursor = num_tokens
         row.storage = storage
@@ -107,8 +108,7 @@ class PromptCache:
             self._keep_blocks(row)
 
     def ended(self, row: Row) -> None:
-        """Count what the row did not compute, and keep what is not kept yet of its prompt and answer."""
-        self._counts.tokens_reused += row.num_cached
+        """Keep what is not kept yet of the row's prompt and answer."""
         if self._cuts:
             self._keep_blocks(row)
         elif not row.prefilled:

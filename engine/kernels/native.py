@@ -49,10 +49,12 @@ def start(num_threads: int = 0) -> Native | str:
     if mlxcel_native.built_for_mlx != here:
         return f"compiled for mlx {mlxcel_native.built_for_mlx}, not {here}"
     mlxcel_native.set_num_threads(num_threads or usable_cores())
+    mlxcel_native.passed_self_test = False
     try:
         self_test()
     except Exception as fault:  # noqa: BLE001 - whatever a stale binary does, MLX's own operations remain
         return f"the compiled package fails its self-test: {fault}"
+    mlxcel_native.passed_self_test = True
     return Native(mlxcel_native.level(), mlxcel_native.num_threads())
 
 
@@ -131,6 +133,17 @@ def rope(
     positions = offset if isinstance(offset, mx.array) else mx.array(offset, mx.int32)
     turned: mx.array = mlxcel_native.rope(x, dims, traditional, base, scale, positions, freqs)
     return turned
+
+
+def argmax(rows: mx.array) -> mx.array:
+    """Where the largest value of each row `[n, m]` is, the first of equal ones: int32 `[n]`.
+
+    At once where the rows are evaluated; MLX's own where the kernels do not run.
+    """
+    if mlxcel_native is None or not mlxcel_native.passed_self_test:
+        return mx.argmax(rows, axis=-1).astype(mx.int32)
+    places: mx.array = mlxcel_native.argmax(rows)
+    return places
 
 
 def swiglu(gate: mx.array, x: mx.array) -> mx.array:

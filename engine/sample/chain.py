@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from engine.kernels import native
 from engine.request import Sampling
 from engine.sample.state import Draw
 
@@ -23,7 +24,7 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     """
     assert logits.shape[0] == len(draws), "one draw for each row of logits"
     logits = _penalize(_bias(logits, draws), draws)
-    greedy = mx.argmax(logits, axis=-1).astype(mx.int32)
+    greedy = native.argmax(logits)
     drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW]
     if not drawn:
         return greedy

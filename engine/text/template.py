@@ -31,6 +31,7 @@ class ChatTemplate:
 
     def __init__(self, apply: Callable[..., str] | None, source: str = "") -> None:
         self._apply = apply
+        self.source = source
         self._knows_tools = not source or "tools" in source
 
     @classmethod

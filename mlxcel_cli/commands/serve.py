@@ -1,7 +1,6 @@
 """`mlxcel serve`: the HTTP server for many clients."""
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +33,9 @@ def serve(
     engine = settings.engine(Path(reference), fallback_sampling=SERVE_SAMPLING)
     server = checkpoint.in_place(settings.server(reference, engine))
 
+    from server import logs
     from server.run import serve as run_server
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
-    raise typer.Exit(
-        run_server(server, lambda address: render.say(f"{server.served_name} is served at {address}"))
-    )
+    logging.basicConfig(level=server.log_level.upper(), handlers=[logs.handler(server.log_format)])
+    say = logging.getLogger(__name__).info if server.log_format == "json" else render.say
+    raise typer.Exit(run_server(server, lambda address: say(f"{server.served_name} is served at {address}")))

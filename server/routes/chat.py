@@ -8,7 +8,16 @@ from starlette.types import ASGIApp
 
 from engine.request import FinishReason
 from server.generate import Answer, chat_prompt
-from server.routes.common import Dialect, begun, check_model, read_body, request_id_of, respond, service_of
+from server.routes.common import (
+    Dialect,
+    begun,
+    check_model,
+    priority_of,
+    read_body,
+    request_id_of,
+    respond,
+    service_of,
+)
 from server.validate import ChatBody
 
 
@@ -36,6 +45,7 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     body = await read_body(request, ChatBody)
     body.check()
     check_model(service, body.model)
+    priority = priority_of(request)
     dialect = ChatDialect(request_id_of(request, "chatcmpl"), service.config.served_name)
 
     async def begin() -> Answer:
@@ -47,6 +57,6 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
             tools=body.tools if body.tool_choice == "auto" else (),
             arguments=body.chat_template_kwargs,
         )
-        return begun(service, model, dialect, body, prompted)
+        return begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

@@ -1,26 +1,29 @@
 """What every generation route does around the one generation path: body, model, request id, disconnect."""
 
-import logging
+import functools
 import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from engine.errors import RequestError
 from engine.loop import ServedModel
-from engine.request import FinishReason
+from engine.request import PRIORITIES, FinishReason, Priority
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
 from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, start
+from server.record import record_of
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from server.exposition import Exposition
 
 MAX_BODY_BYTES = 32 << 20
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
@@ -34,6 +37,13 @@ class Service:
         self.bridge = bridge
         self.started_s = int(time.time())
 
+    @functools.cached_property
+    def exposition(self) -> "Exposition":
+        """The metrics of this application; made when first asked for, since a talk never is."""
+        from server.exposition import Exposition
+
+        return Exposition(self.bridge.numbers)
+
 
 def service_of(request: Request) -> Service:
     service: Service = request.app.state.service
@@ -41,9 +51,22 @@ def service_of(request: Request) -> Service:
 
 
 def request_id_of(request: Request, prefix: str) -> str:
-    """The client's own id for this request, if it is a plain one, else a new one."""
+    """The client's own id for this request, if it is a plain one, else a new one; always the same."""
+    record = record_of(request)
     given = request.headers.get("x-request-id", "")
-    return given if _PLAIN_ID.fullmatch(given) else f"{prefix}-{uuid.uuid4().hex}"
+    record.id = record.id or (given if _PLAIN_ID.fullmatch(given) else f"{prefix}-{uuid.uuid4().hex}")
+    return record.id
+
+
+def priority_of(request: Request) -> Priority:
+    """What the header X-Priority asks for. Raises RequestError for anything but a priority."""
+    given = ", ".join(request.headers.getlist("x-priority")) or "normal"
+    for priority in PRIORITIES:
+        if given == priority:
+            return priority
+    raise RequestError(
+        f"X-Priority is {given[:MAX_ECHOED]!r}; it must be one of {', '.join(PRIORITIES)}", param="X-Priority"
+    )
 
 
 async def read_body(request: Request, body_type: type[Body]) -> Body:
@@ -119,11 +142,14 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
 
 
 def begun(
-    service: Service, model: ServedModel, dialect: Dialect, body: GenerationBody, prompted: Prompted
+    service: Service,
+    model: ServedModel,
+    dialect: Dialect,
+    body: GenerationBody,
+    prompted: Prompted,
+    priority: Priority,
 ) -> Answer:
     """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
-    if body.user is not None:
-        log.info("request %s is for user %r", dialect.request_id, body.user[:MAX_ECHOED])
     return start(
         service.bridge,
         model,
@@ -134,6 +160,7 @@ def begun(
         stop=body.stops(),
         ignore_eos=body.ignore_eos,
         num_choices=body.n,
+        priority=priority,
         cache_prompt=body.cache_prompt,
         cache_salt=body.cache_salt,
     )
@@ -144,7 +171,10 @@ async def respond(
 ) -> Response | ASGIApp:
     """Answer `request`: begin, then stream or fold. A client that leaves ends its rows wherever they are."""
     service = service_of(request)
+    record = record_of(request)
+    record.user = (body.user or "")[:MAX_ECHOED]
     answer: Answer = await unless_gone(request.receive, begin())
+    record.usage = answer.usage
     headers = {"x-request-id": dialect.request_id}
     if body.stream:
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -152,6 +182,7 @@ async def respond(
             _frames(answer, dialect, include_usage),
             close=answer.close,
             keep_alive_s=service.config.keep_alive_s,
+            on_error=record.failed,
             headers=headers,
         )
     try:

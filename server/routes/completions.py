@@ -8,7 +8,16 @@ from starlette.types import ASGIApp
 
 from engine.request import FinishReason
 from server.generate import Answer, text_prompts
-from server.routes.common import Dialect, begun, check_model, read_body, request_id_of, respond, service_of
+from server.routes.common import (
+    Dialect,
+    begun,
+    check_model,
+    priority_of,
+    read_body,
+    request_id_of,
+    respond,
+    service_of,
+)
 from server.validate import CompletionBody
 
 
@@ -28,12 +37,13 @@ async def completions(request: Request) -> Response | ASGIApp:
     body = await read_body(request, CompletionBody)
     body.check()
     check_model(service, body.model)
+    priority = priority_of(request)
     prompts = body.prompts()
     dialect = CompletionDialect(request_id_of(request, "cmpl"), service.config.served_name)
 
     async def begin() -> Answer:
         model = await service.bridge.model()
         prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
-        return begun(service, model, dialect, body, prompted)
+        return begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

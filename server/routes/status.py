@@ -1,16 +1,33 @@
-"""`GET /health`: 200 when the model is there, 503 while it loads and when the engine is gone."""
+"""How the server is: `GET /health`, `/health/ready` and `/metrics`."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.errors import error_response, json_response
+from server.errors import EngineStalled, error_response, json_response
 from server.routes.common import service_of
 
 
 async def health(request: Request) -> Response:
+    """200 when the model is there, 503 while it loads and when the engine is gone."""
     bridge = service_of(request).bridge
     if bridge.fault is not None:
         return error_response(bridge.fault)
     if bridge.model_now is None:
         return json_response({"status": "loading model"}, 503, {"retry-after": "1"})
     return json_response({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """As `/health`, and 503 also when work is in flight and nothing has come of it for too long."""
+    service = service_of(request)
+    silent_s, bound_s = service.bridge.silent_s(), service.config.stall_timeout
+    if bound_s and silent_s > bound_s and service.bridge.fault is None:
+        stalled = EngineStalled(f"requests run, and for {silent_s:.0f} s nothing has come of them")
+        return error_response(stalled)
+    return await health(request)
+
+
+async def metrics(request: Request) -> Response:
+    """The engine's numbers, as Prometheus reads them."""
+    exposition = service_of(request).exposition
+    return Response(exposition.write(), headers={"content-type": exposition.content_type})

@@ -25,6 +25,11 @@ def test_the_settings_page_is_current():
     assert (DOCS / "settings.md").read_text() == generate["settings_page"](), "run `make docs`"
 
 
+def test_the_page_of_metrics_is_current():
+    generate = runpy.run_path(str(DOCS / "generate.py"))
+    assert (DOCS / "metrics.md").read_text() == generate["metrics_page"](), "run `make docs`"
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completions_are_current(shell):
     program = [sys.executable, "-c", "from mlxcel_cli.main import main; main()"]

@@ -14,6 +14,7 @@ from engine.loop import MAX_FAULTS_IN_A_ROW, EngineLoop
 from engine.model.load import load
 from engine.request import Failed, Output, Request
 from engine.sample.chain import sample
+from tests.serving import settle
 from tests.tiny import write_checkpoint
 
 PATIENCE_S = 20
@@ -64,6 +65,12 @@ class Client:
                     return event, tokens
             elif isinstance(event, (Failed, Exception)):
                 return event, tokens
+
+
+def settled(loop):
+    """The numbers, once nothing is live."""
+    settle(loop)
+    return loop.numbers()
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +208,74 @@ def test_a_model_that_cannot_be_loaded_is_said_to_all(tmp_path):
     assert loop._num_live == 0
     with pytest.raises(ModelNotFound):
         Client(loop, "late")
+
+
+def test_every_request_is_counted_once_by_its_outcome(loop, gate):
+    first = Client(loop, "first", 50)
+    gate.hold()
+    dropped, *others = (Client(loop, str(i), 2) for i in range(3))
+    with pytest.raises(QueueFull):
+        Client(loop, "one too many")
+    numbers = loop.numbers()
+    assert (numbers.active_rows, numbers.queue_depth) == (1, 3)
+    loop.cancel(dropped.ticket)
+    gate.open.set()
+    for client in (first, *others):
+        client.end()
+    Client(loop, "long", prompt=(1,) * 5000).end()
+    gate.faults = 1
+    Client(loop, "fails").end()
+    numbers = settled(loop)
+    assert numbers.requests == {"stop": 0, "length": 3, "cancelled": 1, "refused": 2, "failed": 1}
+    assert numbers.completion_tokens == 54
+    assert numbers.prompt_tokens == 3 * 3
+    assert numbers.e2e_s.num_observed == 6
+    assert numbers.ttft_s.num_observed == 3
+    assert numbers.inter_token_s.num_observed == 51
+    assert (numbers.active_rows, numbers.queue_depth, numbers.kv_bytes) == (0, 0, 0)
+
+
+def test_slots_show_what_runs(loop, gate):
+    clients = [Client(loop, name, 2000) for name in ("a", "b", "c")]
+    for client in clients[:2]:
+        while not isinstance(client.events.get(timeout=PATIENCE_S), Output):
+            pass
+    gate.hold()
+    slots = loop.slots()
+    assert [slot.request.id for slot in slots] == ["a", "b"]
+    assert [slot.task for slot in slots] == [0, 1]
+    for slot in slots:
+        assert slot.stored_tokens == 3
+        assert slot.decoded_tokens + slot.remaining_tokens == 2000
+    assert loop.numbers().kv_bytes > 0
+    for client in clients:
+        loop.cancel(client.ticket)
+    gate.open.set()
+    settled(loop)
+    assert loop.slots() == [None, None]
+
+
+def test_silence_is_measured_while_work_is_in_flight_and_nothing_comes_of_it(folder, gate):
+    now_s = [100.0]
+    loop = EngineLoop(
+        EngineConfig(model=folder),
+        open_engine=lambda c: Engine(load(c.model), c, sampler=gate),
+        clock=lambda: now_s[0],
+    )
+    loop.start()
+    Client(loop, "first").end()
+    settled(loop)
+    now_s[0] += 1000
+    assert loop.silent_s() == 0
+    client = Client(loop, "second", 50)
+    gate.hold()
+    now_s[0] += 7
+    assert loop.silent_s() == 7
+    gate.open.set()
+    client.end()
+    settled(loop)
+    assert loop.silent_s() == 0
+    loop.stop(PATIENCE_S)
 
 
 def test_one_thread_loads_and_steps(loop, gate):

@@ -7,12 +7,12 @@ import pytest
 
 from engine.errors import StepFailed
 from engine.plan import PrefillPlan
-from engine.request import Failed, Output, Progress, Request, Row
-from engine.scheduler import Scheduler
+from engine.request import PRIORITIES, Failed, Output, Progress, Request, Row
+from engine.scheduler import RISE_TICKS, Scheduler
 
 
-def row(num_tokens, name="r"):
-    return Row(Request(name, (1,) * num_tokens), 10, 0, None)
+def row(num_tokens, name="r", priority="normal"):
+    return Row(Request(name, (1,) * num_tokens, priority=priority), 10, 0, None)
 
 
 def scheduler(size=16, **options):
@@ -59,6 +59,58 @@ def test_a_freed_slot_goes_to_the_first_in_the_queue():
     sched.add(third)
     sched.settle([Output(first, 5, "", "stop")])
     assert [piece.row for piece in play(sched, sched.tick()).prefill] == [second]
+
+
+def served_in_turn(sched, running):
+    """End the one running row again and again; the names of the rows that get its slot."""
+    names = []
+    while sched.waiting:
+        sched.settle([Output(running, 5, "", "stop")])
+        while not sched.decoding:
+            play(sched, sched.tick())
+        (running,) = sched.decoding
+        names.append(running.request.id)
+    return names
+
+
+@pytest.mark.parametrize("arrivals", [*itertools.permutations(PRIORITIES)])
+def test_a_freed_slot_goes_to_the_highest_priority_and_among_equals_to_the_first(arrivals):
+    sched = scheduler(num_slots=1)
+    (running,) = decoding(sched)
+    for number in range(2):
+        for priority in arrivals:
+            sched.add(row(1, f"{priority} {number}", priority))
+    assert served_in_turn(sched, running) == [f"{p} {number}" for p in PRIORITIES for number in range(2)]
+
+
+@pytest.mark.parametrize(("waits", "passed_by"), [(0, 4), (1, 2), (2, 0)])
+def test_whoever_waits_rises(waits, passed_by):
+    sched = scheduler(num_slots=1)
+    (running,) = decoding(sched)
+    sched.add(row(1, "old", "low"))
+    for _ in range(waits * RISE_TICKS):
+        play(sched, sched.tick())
+    for name in ("high", "normal", "low"):
+        for number in range(2):
+            sched.add(row(1, f"{name} {number}", name))
+    assert served_in_turn(sched, running).index("old") == passed_by
+
+
+@pytest.mark.parametrize("priority", PRIORITIES)
+def test_a_flood_of_high_priorities_starves_nobody(priority):
+    """The slot is free in every tick or two, and there is always a fresh row of high priority that wants it."""
+    sched = scheduler(num_slots=1)
+    patient = row(1, "patient", priority)
+    sched.add(row(1, "flood", "high"))
+    sched.add(patient)
+    bound = 2 * PRIORITIES.index(priority) * RISE_TICKS + 10
+    for _ in range(bound):
+        sched.add(row(1, "flood", "high"))
+        tick = play(sched, sched.tick())
+        sched.settle([Output(one, 5, "", "stop") for one in tick.rows])
+        if patient in tick.rows:
+            return
+    pytest.fail(f"{priority} never ran in {bound} ticks")
 
 
 def test_a_decode_tick_lies_between_two_prefill_ticks():
@@ -132,7 +184,7 @@ def test_random_lives_keep_the_books_straight():
     chance = random.Random(7)
     for _ in range(30):
         sched = scheduler(num_slots=chance.randint(1, 4), grant_interval=chance.randint(1, 5))
-        pending = [row(chance.randint(1, 80)) for _ in range(12)]
+        pending = [row(chance.randint(1, 80), priority=chance.choice(PRIORITIES)) for _ in range(12)]
         for _ in range(600):
             if pending and chance.random() < 0.2:
                 sched.add(pending.pop())

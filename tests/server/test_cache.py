@@ -37,6 +37,24 @@ async def test_counts(tiny):
         assert cached(stream.chunks[-1]) == stream.chunks[-1]["timings"]["cache_n"] == WHOLE
 
 
+async def test_the_metrics_say_the_same(tiny):
+    async with served(tiny) as service:
+        for _ in range(3):
+            await service.answer(COMPLETIONS, BODY)
+        stats = (await service.client.get("/v1/cache/stats")).json()
+        text = (await service.client.get("/metrics")).text
+        for name, number in {
+            "prompt_tokens_total": len(TEXT) + 2 * (len(TEXT) - WHOLE),
+            "prompt_tokens_cached_total": 2 * WHOLE,
+            "prefix_cache_hits_total": 2,
+            "prefix_cache_misses_total": 1,
+            "prefix_cache_tokens_reused_total": 2 * WHOLE,
+            "prefix_cache_evictions_total": 0,
+            "prefix_cache_bytes": stats["num_bytes"],
+        }.items():
+            assert f"mlxcel_{name} {float(number)}\n" in text
+
+
 async def test_choices_share_their_prompt_and_it_is_counted_once(tiny):
     async with served(tiny, prefill_chunk_size=16) as service:
         answer = await service.answer(COMPLETIONS, BODY | {"n": 4})

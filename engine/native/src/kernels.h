@@ -124,6 +124,8 @@ struct Level {
                      float* y);
   // `how` of each value of `gate`, times x where there is one.
   void (*activate)(const Activate& how, const float* gate, const float* x, int64_t length, float* y);
+  // Where the largest of `length` values is, the first of equal ones.
+  int64_t (*argmax)(const float* x, int64_t length);
 };
 
 constexpr int64_t kPanelColumns = 32;

@@ -7,5 +7,5 @@
 namespace mlxcel {
 extern const Level level_avx512;
 const Level level_avx512{"AVX-512", avx512::kMoreRows, avx512::linear, avx512::append, avx512::attend, avx512::merge, avx512::rms_norm,
-                        avx512::swiglu, avx512::layer_norm, avx512::activate};
+                        avx512::swiglu, avx512::layer_norm, avx512::activate, avx512::argmax};
 }  // namespace mlxcel

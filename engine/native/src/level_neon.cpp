@@ -7,5 +7,5 @@
 namespace mlxcel {
 extern const Level level_neon;
 const Level level_neon{"NEON", neon::kMoreRows, neon::linear, neon::append, neon::attend, neon::merge, neon::rms_norm,
-                        neon::swiglu, neon::layer_norm, neon::activate};
+                        neon::swiglu, neon::layer_norm, neon::activate, neon::argmax};
 }  // namespace mlxcel

@@ -6,5 +6,5 @@
 namespace mlxcel {
 extern const Level level_plain;
 const Level level_plain{"plain C++", plain::kMoreRows, plain::linear, plain::append, plain::attend, plain::merge, plain::rms_norm,
-                        plain::swiglu, plain::layer_norm, plain::activate};
+                        plain::swiglu, plain::layer_norm, plain::activate, plain::argmax};
 }  // namespace mlxcel

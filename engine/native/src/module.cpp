@@ -25,6 +25,7 @@ using namespace nb::literals;
 NB_MODULE(mlxcel_native, m) {
   m.doc() = "CPU kernels of mlxcel as MLX primitives. Import mlx.core first.";
   m.attr("built_for_mlx") = MLXCEL_VERSION(MLX_VERSION_MAJOR, MLX_VERSION_MINOR, MLX_VERSION_PATCH);
+  m.attr("passed_self_test") = false;
   m.def("linear", &mlxcel::linear, "x"_a, "weight"_a, "scales"_a = nb::none(), "biases"_a = nb::none(),
         "bias"_a = nb::none(), "group_size"_a = 0, "bits"_a = 0,
         "x·Wᵀ (+ bias) in float32; bits 0: the weight is of a float type, else packed in MLX's affine layout.");
@@ -37,6 +38,7 @@ NB_MODULE(mlxcel_native, m) {
   m.def("layer_norm", &mlxcel::layer_norm, "x"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a);
   m.def("rope", &mlxcel::rope, "x"_a, "dims"_a, "traditional"_a, "base"_a.none(), "scale"_a, "offset"_a,
         "freqs"_a = nb::none(), "As mx.fast.rope, its offset an array.");
+  m.def("argmax", &mlxcel::argmax, "x"_a, "Where the largest value of each row is; at once where the rows are evaluated.");
   m.def("swiglu", &mlxcel::swiglu, "gate"_a, "x"_a, "gate * sigmoid(gate) * x");
   m.def("gelu", &mlxcel::gelu, "gate"_a, "approximation"_a, "x"_a = nb::none(), "GELU, times x where it is given.");
   m.def("clipped_swiglu", &mlxcel::clipped_swiglu, "gate"_a, "x"_a, "slope"_a, "limit"_a,

@@ -124,4 +124,29 @@ inline void activate(const Activate& how, const float* gate, const float* x, int
   }
 }
 
+// The largest of each stretch is found by vectors; then only the first stretch that has it is looked through.
+inline int64_t argmax(const float* x, int64_t length) {
+  constexpr int64_t kStretch = 32 * kLanes;
+  int64_t whole = length / kStretch * kStretch, found = whole;
+  float largest = 0;
+  bool any = false;
+  for (int64_t start = 0; start < whole; start += kStretch) {
+    V tops[4] = {load(x + start), load(x + start + kLanes), load(x + start + 2 * kLanes), load(x + start + 3 * kLanes)};
+    for (int64_t i = 4 * kLanes; i < kStretch; i += 4 * kLanes)
+      for (int k = 0; k < 4; k++) tops[k] = max(tops[k], load(x + start + i + k * kLanes));
+    float top = max_of(max(max(tops[0], tops[1]), max(tops[2], tops[3])));
+    if (any && !(top > largest)) continue;
+    any = true;
+    largest = top;
+    found = start;
+  }
+  int64_t best = whole < length ? whole : 0;
+  for (int64_t i = whole + 1; i < length; i++)
+    if (x[i] > x[best]) best = i;
+  if (!any || (whole < length && x[best] > largest)) return best;
+  for (int64_t i = found; i < found + kStretch; i++)
+    if (x[i] == largest) return i;
+  return found;  // not a number
+}
+
 }  // namespace mlxcel::MLXCEL_LEVEL

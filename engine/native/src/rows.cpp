@@ -265,6 +265,20 @@ mx::array rope(const mx::array& x, int dims, bool traditional, std::optional<flo
   return mx::array(x.shape(), mx::float32, std::make_shared<Rope>(stream, how), std::move(inputs));
 }
 
+mx::array argmax(const mx::array& x) {
+  expect(x.ndim() == 2 && x.shape(1) > 0, "argmax takes rows");
+  if (x.dtype() != mx::float32 || !x.is_available() || !x.flags().row_contiguous)
+    return mx::astype(mx::argmax(x, -1), mx::int32);
+  mx::array places(mx::Shape{x.shape(0)}, mx::int32, nullptr, {});
+  allocate(places);
+  int32_t* to = places.data<int32_t>();
+  const float* from = x.data<float>();
+  int64_t length = x.shape(1);
+  share(x.shape(0), [=](int64_t row) { to[row] = int32_t(level().argmax(from + row * length, length)); });
+  places.set_status(mx::array::Status::available);
+  return places;
+}
+
 mx::array swiglu(const mx::array& gate, const mx::array& x) {
   mx::Stream stream = mx::default_stream(mx::Device::cpu);
   expect(x.ndim() >= 1 && gate.shape() == x.shape(), "swiglu takes two arrays of one shape");

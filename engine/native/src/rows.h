@@ -26,4 +26,7 @@ mlx::core::array gelu(const mlx::core::array& gate, const std::string& approxima
 // With the gate cut off above `limit` and x on both sides: gate * sigmoid(slope * gate) * (x + 1).
 mlx::core::array clipped_swiglu(const mlx::core::array& gate, const mlx::core::array& x, float slope, float limit);
 
+// Where the largest value of each row is, the first of equal ones: int32 [rows]; at once where the rows are evaluated.
+mlx::core::array argmax(const mlx::core::array& x);
+
 }  // namespace mlxcel

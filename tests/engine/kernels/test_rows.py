@@ -231,3 +231,20 @@ def test_frequencies_that_are_not_computed_yet(compiled, rng):
         expected = native.rope(x, 64, False, None, 1.0, 3, mx.array(values))
         late = native.rope(x, 64, False, None, 1.0, mx.array(1) + 2, -(mx.array(-values) * 1))
         assert mx.array_equal(late, expected)
+
+
+@pytest.mark.parametrize("length", [1, 7, 127, 128, 512, 1000, 49152])
+def test_argmax_is_the_first_of_the_largest(level, length):
+    values = np.random.default_rng().integers(-9, 9, (5, length)).astype(np.float32)
+    values[2] = -np.inf
+    values[3, length // 2] = np.inf
+    x = mx.array(values)
+    mx.eval(x)
+    assert np.array_equal(np.array(native.argmax(x)), values.argmax(axis=-1))
+    assert np.array_equal(np.array(native.argmax(x + 0)), values.argmax(axis=-1))
+
+
+def test_argmax_of_what_is_not_a_number_is_a_place(level):
+    x = mx.array(np.full((2, 600), np.nan, np.float32))
+    mx.eval(x)
+    assert all(0 <= place < 600 for place in native.argmax(x).tolist())

@@ -1,0 +1,190 @@
+"""The engine's numbers in the text format of Prometheus: one table from a name to the number behind it.
+
+A metric without a source is not exposed. Each application has its own registry. Knows no routes.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.core import (
+    Metric as Family,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
+
+from engine.metrics import Histogram, Numbers
+
+Value = float | Histogram | Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name: its kind, its help text, and the number. A mapping's keys are values of the label `label`."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    value: Callable[[Numbers], Value]
+    label: str = ""
+
+    def family(self, numbers: Numbers) -> Family:
+        """The metric as the library writes it."""
+        value = self.value(numbers)
+        if isinstance(value, Histogram):
+            return _histogram(self.name, self.help, value)
+        kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        if not isinstance(value, Mapping):
+            return kind(self.name, self.help, value=value)
+        family = kind(self.name, self.help, labels=[self.label])
+        for key, count in value.items():
+            family.add_metric([key], count)
+        return family
+
+
+def _histogram(name: str, help_text: str, histogram: Histogram) -> Family:
+    buckets, seen = [], 0
+    for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
+        seen += count
+        buckets.append((bound, seen))
+    return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=histogram.total)
+
+
+def _ratio(number: float, of: float) -> float:
+    return number / of if of else 0.0
+
+
+METRICS = (
+    Metric(
+        "mlxcel_requests_total", "counter",
+        "requests that are over: `stop`, `length`, `cancelled` (the client left), `failed`, `refused`",
+        lambda n: {str(outcome): count for outcome, count in n.requests.items()}, label="outcome",
+    ),
+    Metric("mlxcel_prompt_tokens_total", "counter", "prompt tokens computed", lambda n: n.prompt_tokens),
+    Metric(
+        "mlxcel_prompt_tokens_cached_total", "counter", "prompt tokens reused, and so not computed",
+        lambda n: n.prompt_cache.tokens_reused,
+    ),
+    Metric("mlxcel_completion_tokens_total", "counter", "new tokens", lambda n: n.completion_tokens),
+    Metric("mlxcel_queue_depth", "gauge", "requests that wait for a slot", lambda n: n.queue_depth),
+    Metric("mlxcel_active_rows", "gauge", "requests that have a slot", lambda n: n.active_rows),
+    Metric(
+        "mlxcel_decode_steps_total", "counter", "steps that gave rows their next token",
+        lambda n: n.decode_steps,
+    ),
+    Metric(
+        "mlxcel_lookahead_steps_total", "counter", "those of them that began before the last was read",
+        lambda n: n.lookahead_steps,
+    ),
+    Metric(
+        "mlxcel_prefill_pieces_total", "counter", "pieces of prompts that were run",
+        lambda n: n.prefill_pieces,
+    ),
+    Metric(
+        "mlxcel_prefill_grants_total", "counter", "steps granted to prompts, each for one piece or several",
+        lambda n: n.prefill_grants,
+    ),
+    Metric(
+        "mlxcel_preemptions_total", "counter", "rows that gave their place away and run again later",
+        lambda n: n.preemptions,
+    ),
+    Metric(
+        "mlxcel_kv_bytes", "gauge", "bytes of what live rows keep in the model's layers",
+        lambda n: n.kv_bytes,
+    ),
+    Metric(
+        "mlxcel_prefix_cache_hits_total", "counter", "rows that began with what the prompt cache held",
+        lambda n: n.prompt_cache.hits,
+    ),
+    Metric(
+        "mlxcel_prefix_cache_misses_total", "counter", "rows that might have and found nothing",
+        lambda n: n.prompt_cache.misses,
+    ),
+    Metric(
+        "mlxcel_prefix_cache_tokens_reused_total", "counter", "tokens taken from the prompt cache",
+        lambda n: n.prompt_cache.tokens_reused,
+    ),
+    Metric(
+        "mlxcel_prefix_cache_evictions_total", "counter", "entries that made room in the prompt cache",
+        lambda n: n.prompt_cache.evictions,
+    ),
+    Metric(
+        "mlxcel_prefix_cache_bytes", "gauge", "bytes that the prompt cache holds",
+        lambda n: n.prompt_cache.num_bytes,
+    ),
+    Metric(
+        "mlxcel_ttft_seconds", "histogram", "from a request's arrival to its first token",
+        lambda n: n.ttft_s,
+    ),
+    Metric(
+        "mlxcel_inter_token_seconds", "histogram", "between two tokens of a request",
+        lambda n: n.inter_token_s,
+    ),
+    Metric(
+        "mlxcel_queue_wait_seconds", "histogram", "from a request's arrival to its start",
+        lambda n: n.queue_wait_s,
+    ),
+    Metric(
+        "mlxcel_e2e_seconds", "histogram", "from a request's arrival to its end, however it ends",
+        lambda n: n.e2e_s,
+    ),
+    Metric("llamacpp:prompt_tokens_total", "counter", "prompt tokens computed", lambda n: n.prompt_tokens),
+    Metric(
+        "llamacpp:prompt_tokens_cached_total", "counter", "prompt tokens reused, and so not computed",
+        lambda n: n.prompt_cache.tokens_reused,
+    ),
+    Metric(
+        "llamacpp:prompt_seconds_total", "counter", "from requests' start to their first token",
+        lambda n: n.prompt_s,
+    ),
+    Metric("llamacpp:tokens_predicted_total", "counter", "new tokens", lambda n: n.completion_tokens),
+    Metric(
+        "llamacpp:tokens_predicted_seconds_total", "counter", "from requests' first token to their last",
+        lambda n: n.inter_token_s.total,
+    ),
+    Metric("llamacpp:n_decode_total", "counter", "forwards of the model", lambda n: n.forwards),
+    Metric(
+        "llamacpp:n_tokens_max", "gauge", "prompt and answer of the longest request",
+        lambda n: n.longest_tokens,
+    ),
+    Metric(
+        "llamacpp:n_busy_slots_per_decode", "gauge", "rows in a forward, on average",
+        lambda n: _ratio(n.rows_run, n.forwards),
+    ),
+    Metric(
+        "llamacpp:prompt_tokens_seconds", "gauge", "prompt tokens a second, on average",
+        lambda n: _ratio(n.prompt_tokens, n.prompt_s),
+    ),
+    Metric(
+        "llamacpp:predicted_tokens_seconds", "gauge", "new tokens a second of one request, on average",
+        lambda n: _ratio(n.inter_token_s.num_observed, n.inter_token_s.total),
+    ),
+    Metric("llamacpp:requests_processing", "gauge", "requests that have a slot", lambda n: n.active_rows),
+    Metric("llamacpp:requests_deferred", "gauge", "requests that wait for a slot", lambda n: n.queue_depth),
+)  # fmt: skip
+
+
+class Exposition(Collector):
+    """Writes the numbers that `read` gives, as they are when it is asked."""
+
+    content_type = CONTENT_TYPE_PLAIN_0_0_4
+
+    def __init__(self, read: Callable[[], Numbers]) -> None:
+        self._read = read
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Family]:
+        numbers = self._read()
+        for metric in METRICS:
+            yield metric.family(numbers)
+
+    def write(self) -> bytes:
+        """The metrics as they are now. (The library's other formats rename what has a colon in it.)"""
+        return generate_latest(self._registry)

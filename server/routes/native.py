@@ -1,0 +1,109 @@
+"""llama-server's own shapes: `GET /props`, what is served and how, and `/slots`, what runs now."""
+
+import functools
+import importlib.metadata
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.loop import ServedModel, Slot
+from engine.request import Sampling
+from server.errors import ModelLoading, NoFreeSlot, json_response
+from server.routes.common import Service, service_of
+
+
+async def props(request: Request) -> Response:
+    service = service_of(request)
+    model = _model(service)
+    engine = service.config.engine
+    params = {**_sampling(model.default_sampling), "n_predict": engine.n_predict, "max_tokens": engine.n_predict}
+    return json_response(
+        {
+            "default_generation_settings": {"n_ctx": model.context_length, "params": params},
+            "total_slots": model.num_slots,
+            "model_alias": service.config.served_name,
+            "model_path": str(engine.model),
+            "modalities": {"vision": False, "audio": False, "video": False},
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
+            "chat_template": model.template.source,
+            "build_info": _build(),
+        }
+    )
+
+
+async def slots(request: Request) -> Response:
+    """`?fail_on_no_slot=1` asks for a 503 where none is free."""
+    service = service_of(request)
+    model = _model(service)
+    running = service.bridge.slots()
+    if request.query_params.get("fail_on_no_slot", "0") not in ("0", "") and None not in running:
+        raise NoFreeSlot("all slots are taken")
+    return json_response([_slot(number, slot, model) for number, slot in enumerate(running)])
+
+
+def _model(service: Service) -> ServedModel:
+    bridge = service.bridge
+    if bridge.fault is not None:
+        raise bridge.fault
+    if bridge.model_now is None:
+        raise ModelLoading("the model is being loaded")
+    return bridge.model_now
+
+
+def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
+    """One slot, without a word of what was asked or answered."""
+    shown: dict[str, Any] = {
+        "id": number,
+        "id_task": -1,
+        "n_ctx": model.context_length,
+        "speculative": False,
+        "is_processing": slot is not None,
+    }
+    if slot is None:
+        return shown
+    request = slot.request
+    bound = -1 if request.max_tokens is None else request.max_tokens
+    return {
+        **shown,
+        "id_task": slot.task,
+        "request_id": request.id,
+        "n_prompt_tokens": len(request.prompt),
+        "n_prompt_tokens_processed": slot.stored_tokens,
+        "n_prompt_tokens_cache": 0,
+        "params": {
+            **_sampling(request.sampling),
+            "n_predict": bound,
+            "max_tokens": bound,
+            "ignore_eos": request.ignore_eos,
+        },
+        "next_token": [
+            {
+                "has_next_token": slot.remaining_tokens > 0,
+                "n_remain": slot.remaining_tokens,
+                "n_decoded": slot.decoded_tokens,
+            }
+        ],
+    }
+
+
+def _sampling(sampling: Sampling) -> dict[str, Any]:
+    return {
+        "seed": -1 if sampling.seed is None else sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_last_n": sampling.repeat_last_n,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias],
+    }
+
+
+@functools.cache
+def _build() -> str:
+    return f"mlxcel-{importlib.metadata.version('mlxcel')}"

@@ -108,7 +108,8 @@ def expected(row, scale=0.3, window=0, sinks=None, softcap=0.0):
     group = row.queries.shape[1] // row.keys.shape[1]
     length = len(row.queries)
     q, k, v = (array[:, :, 0].astype(np.float64) for array in (row.queries, row.keys, row.values))
-    scores = np.einsum("qhd,khd->hqk", q, np.repeat(k, group, axis=1)) * scale
+    by_head = [array.transpose(1, 0, 2) for array in (q, np.repeat(k, group, axis=1), np.repeat(v, group, axis=1))]
+    scores = by_head[0] @ by_head[1].swapaxes(1, 2) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
     seen = np.tril(np.ones((length, length), bool))
@@ -120,8 +121,7 @@ def expected(row, scale=0.3, window=0, sinks=None, softcap=0.0):
         scores = np.concatenate([scores, column], axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    out = np.einsum("hqk,khd->qhd", weights[..., :length], np.repeat(v, group, axis=1))
-    return out[:, :, None]
+    return (weights[..., :length] @ by_head[2]).transpose(1, 0, 2)[:, :, None]
 
 
 def assert_close(output, wanted):
@@ -351,7 +351,7 @@ def test_storage_that_does_not_fit_is_refused(compiled, shape):
         native.attend(tokens, (tokens, tokens), [mx.zeros(shape)] * 2, [(0, 2, 0, 0)], 1.0)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     key_heads=st.integers(1, 3),

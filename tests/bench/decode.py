@@ -105,7 +105,7 @@ def compare(asked: argparse.Namespace, path: Path, engine: Engine, num_prompt: i
         elif name == "mlx_lm":
             arms[name] = of_mlx_lm(path, engine.vocab_size, num_prompt, asked.new)
         else:
-            portable = Engine.open(EngineConfig(model=path, portable=True, lookahead=False))
+            portable = Engine.open(EngineConfig(model=path, portable=True, lookahead=False, no_prompt_cache=True))
             arms[name] = lambda engine=portable: ours(engine, num_prompt, asked.new, 1)
     for num_rows in asked.rows:
         arms[f"mlxcel, {num_rows} rows"] = lambda n=num_rows: ours(engine, num_prompt, asked.new, n)
@@ -172,7 +172,7 @@ def main() -> None:
             whole = float32_checkpoint(path, Path(folder))
             path = whole / "4-bit"
             convert(str(whole), str(path), quantize=True, q_bits=4, q_group_size=64, dtype="bfloat16")
-        engine = Engine.open(EngineConfig(model=path))
+        engine = Engine.open(EngineConfig(model=path, no_prompt_cache=True))
         print(f"{asked.model}{', requantized' if asked.requantize else ''}", *engine.notes, sep="\n  ")
         weight_bytes = mx.get_active_memory()
         memory(engine, weight_bytes, asked.prompts[0])

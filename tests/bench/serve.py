@@ -172,7 +172,7 @@ def disturbance(address: str, salt: str) -> dict[str, float]:
 
 def cost(model: Path, num_new: int, repeats: int) -> None:
     """Decode rate over HTTP at one slot beside the bare engine on the same checkpoint."""
-    engine = Engine.open(EngineConfig(model=model))
+    engine = Engine.open(EngineConfig(model=model, no_prompt_cache=True))
     prompt = [(7 * i + 3) % engine.vocab_size for i in range(PROMPT_TOKENS)]
     bare, served = [], []
     with running("mlxcel", model, 1) as address:

@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.request import Sampling
 from engine.size import Size
 
+STORAGE_BACKENDS = ("auto", "dense", "paged")
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 GREEDY = Sampling(temperature=0.0)
 SERVE_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -114,6 +115,12 @@ class EngineConfig:
         "auto",
         "type that keys and values are stored in; auto: float16 where compiled kernels attend, else the model's",
         choices=CACHE_DTYPES,
+    )
+    decode_storage_backend: str = setting(
+        "auto",
+        "how rows keep keys and values; paged: in blocks that they share; dense: each in buffers of its own; "
+        "auto: paged where more than one request runs at once and the compiled kernels attend",
+        choices=STORAGE_BACKENDS,
     )
     no_prompt_cache: bool = setting(False, "keep nothing of one request for the next")
     prompt_cache_bytes: Size = setting(

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.cache import adapter, dtype
+from engine.cache.pages import Pages
+from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.prompts import PromptCache
 from engine.config import EngineConfig
-from engine.errors import ContextLengthExceeded, StepFailed
+from engine.errors import ConfigError, ContextLengthExceeded, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Forward, Span
 from engine.kernels import functions, native, portable
@@ -80,7 +82,8 @@ class Engine:
         compiled = functions.are_used_by(loaded.model) and self._forward.by_handles
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
         self.num_slots = config.num_slots(batches=self._forward.batches)
-        self.prompts = PromptCache(config, self._forward.kinds)
+        storage_note = self._choose_storage(compiled)
+        self.prompts = PromptCache(config, self._forward.kinds, self._forward.pages)
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
         self._events: list[Event] = []
@@ -89,9 +92,25 @@ class Engine:
             *loaded.notes,
             f"decode path: {verdict.mode} ({verdict.reason})",
             _cache_note(self._forward),
+            f"storage: {storage_note}",
             self.prompts.note,
             f"context: {self.context_length} tokens, slots: {self.num_slots}",
         )
+
+    def _choose_storage(self, compiled: bool) -> str:
+        """Have rows paged or dense; which, and why. Raises ConfigError where what was asked for cannot be."""
+        asked, forward = self.config.decode_storage_backend, self._forward
+        missing = None
+        if not compiled:
+            missing = "the compiled kernels do not attend"
+        elif forward.name != "spans":
+            missing = f"the family decodes in the mode {forward.name}"
+        if asked == "paged" and missing:
+            raise ConfigError("decode_storage_backend", f"rows cannot be paged: {missing}")
+        if asked == "dense" or (asked == "auto" and (missing or self.num_slots == 1)):
+            return f"dense ({missing or ('as asked' if asked == 'dense' else 'one slot')})"
+        forward.pages = Pages(forward.kinds, forward.cache_dtype)
+        return f"paged (blocks of {BLOCK_TOKENS} tokens)"
 
     @classmethod
     def open(cls, config: EngineConfig) -> "Engine":
@@ -230,10 +249,24 @@ class Engine:
 
     def kv_bytes(self, rows: Iterable[Row]) -> int:
         """Bytes of what `rows` keep in the model's layers."""
+        if self._forward.pages:
+            return self._forward.pages.num_bytes
         return sum(array.nbytes for row in rows if row.storage is not None for array in row.storage.arrays())
 
+    @property
+    def kv_blocks(self) -> dict[str, int]:
+        """How many blocks there are of each state; none where rows are dense."""
+        return self._forward.pages.counts if self._forward.pages else {}
+
+    @property
+    def launches(self) -> dict[str, int]:
+        """How many forwards went which way."""
+        return dict(self._forward.launches.counts)
+
     def release(self, row: Row) -> None:
-        """Free what `row` holds; a step in flight that still reads it keeps its own references."""
+        """Free what `row` holds. A step in flight may still read it: it runs before whatever is written next."""
+        if row.storage is not None:
+            row.storage.free()
         row.storage = None
 
     def close(self) -> None:
@@ -280,6 +313,7 @@ class Engine:
         if is_new:
             row.started_s = time.perf_counter()
         if start > row.cursor:
+            self.release(row)
             self.prompts.adopt(row, start, self._forward.open())
         elif is_new:
             row.storage = self._forward.open()

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 import mlx.core as mx
 
 from engine.cache.adapter import HeadSelection, SequenceStorage, layer_kinds
-from engine.cache.attend import Batch, Place, SpanLayer
+from engine.cache.attend import Batch, PagedSpanLayer, Place, SpanLayer
 from engine.cache.kinds import LayerKind
+from engine.cache.pages import PagedStorage, Pages
 from engine.cache.rows import DenseLayer, DenseStorage, RowStorage
 from engine.cache.views import GatheredLayer, SequenceLayer, keep_states_of, view_of
 from engine.kernels import functions
+from engine.launches import Launches
 from engine.recorded import RecordedSteps
 
 
@@ -58,7 +60,7 @@ class Forward(Protocol):
 
     Where `stores` says that rows of ours keep keys and values, `cache_dtype` is the type that they are stored in,
     or None: their own. `by_handles`: attention is run on what is stored, not on arrays given to the model.
-    `kinds`: what each entry of a row's storage keeps, where the rows are ours.
+    `kinds`: what each entry of a row's storage keeps, where the rows are ours. With `pages`, new rows are paged.
     """
 
     name: str
@@ -68,6 +70,8 @@ class Forward(Protocol):
     stores: bool
     by_handles: bool
     kinds: Sequence[LayerKind]
+    pages: Pages | None
+    launches: Launches
 
     def open(self) -> RowStorage:
         """Storage for a new row."""
@@ -87,31 +91,40 @@ class SpansForward:
     cache_dtype: mx.Dtype | None = None
     stores = True
     by_handles = True
+    pages: Pages | None = None
 
     def __init__(self, model: Any, selection: HeadSelection) -> None:
         self._model = model
         self._selection = selection
         self.kinds: Sequence[LayerKind] = layer_kinds(model)
         _refuse(self.kinds, lambda kind: kind.is_attention)
+        self.launches = Launches()
         self._recorded = RecordedSteps(model, self.kinds) if functions.are_used_by(model) else None
 
-    def open(self) -> DenseStorage:
-        return DenseStorage(self.kinds, self.cache_dtype)
+    def open(self) -> DenseStorage | PagedStorage:
+        return self.pages.open() if self.pages else DenseStorage(self.kinds, self.cache_dtype)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
+        for span in spans if self.pages else ():
+            span.storage.reserve(span.count)
         if self._recorded is None or not all(span.is_step for span in spans):
             return self._run(spans)
         ids = [int(span.tokens[0]) for span in spans]
-        return self._recorded.logits(ids, [span.storage for span in spans], lambda: self._run(spans))
+        places = _places(spans)
+        logits = self._recorded.logits(ids, [span.storage for span in spans], lambda: self._run(spans))
+        if self._recorded.reason is None:
+            self.launches.count(f"{self._kept}_recorded", places)
+        return logits
 
-    def profile(self, rows: Sequence[DenseStorage]) -> dict[str, tuple[int, float]]:
+    def profile(self, rows: Sequence[DenseStorage] | Sequence[PagedStorage]) -> dict[str, tuple[int, float]]:
         """How often each operation of a decode step ran, and for how many seconds; the rows must have stepped."""
         assert self._recorded is not None, "only recorded steps are taken apart"
         return self._recorded.profile(rows)
 
     def _run(self, spans: Sequence[Span]) -> mx.array:
         batch = Batch(_places(spans))
-        caches = _views(spans, lambda layers: SpanLayer(batch, layers))
+        layer: type[SpanLayer] = PagedSpanLayer if self.pages else SpanLayer
+        caches = _views(spans, lambda layers: layer(batch, layers))
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
         ends = [
             place.start + place.count - 1 for place, span in zip(batch.places, spans, strict=True) if span.sample
@@ -119,7 +132,12 @@ class SpansForward:
         with self._selection.of(ends, axis=0):
             logits: mx.array = self._model(ids, cache=caches)
         _advance(spans)
+        self.launches.count(f"{self._kept}_{'by_row' if batch.by_row else 'fused'}", batch.places)
         return _only(logits[:, -1, :], ends)
+
+    @property
+    def _kept(self) -> str:
+        return "paged" if self.pages else "dense"
 
 
 class RowsForward:
@@ -134,11 +152,13 @@ class RowsForward:
     on_grid = True
     batches = True
     cache_dtype: mx.Dtype | None = None
+    pages: Pages | None = None
 
     def __init__(self, model: Any, selection: HeadSelection, *, gathered: int = 0) -> None:
         self._model = model
         self._selection = selection
         self._gathered = gathered
+        self.launches = Launches()
         self.kinds: Sequence[LayerKind] = layer_kinds(model)
         _refuse(self.kinds, lambda kind: kind.is_known)
         self.stores = any(kind.has_attention for kind in self.kinds)
@@ -169,10 +189,13 @@ class RowsForward:
         logits = self._model(mx.concatenate([span.ids() for span in spans])[:, None], cache=caches)[:, -1, :]
         _keep(caches, spans)
         _advance(spans)
+        way = "gathered" if self._gathered else "by_row" if batch.by_row else "fused"
+        self.launches.count(f"dense_{way}", batch.places)
         return [logits[i : i + 1] for i in range(len(spans))]
 
     def _prefill(self, span: Span) -> mx.array:
         """Logits `[1, vocab]` of the span's last token, if they are wanted."""
+        self.launches.count("alone", _places([span]))
         caches = _views([span], lambda layers: SequenceLayer(layers[0]))
         logits = _run_alone(self._model, self._selection, span, caches)
         _keep(caches, [span])
@@ -189,15 +212,18 @@ class AloneForward:
     stores = False
     by_handles = False
     kinds: Sequence[LayerKind] = ()
+    pages: Pages | None = None
 
     def __init__(self, model: Any, selection: HeadSelection) -> None:
         self._model = model
         self._selection = selection
+        self.launches = Launches()
 
     def open(self) -> SequenceStorage:
         return SequenceStorage(self._model)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
+        self.launches.count("alone", _places(spans))
         logits = [_run_alone(self._model, self._selection, span, span.storage.caches) for span in spans]
         return mx.concatenate(logits, axis=0)
 

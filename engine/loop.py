@@ -268,6 +268,8 @@ class EngineLoop:
                 self._deliver(happened)
             self.metrics.stands(
                 kv_bytes=engine.kv_bytes(scheduler.rows),
+                kv_blocks=engine.kv_blocks,
+                launches=engine.launches,
                 lookahead_steps=engine.lookahead_steps,
                 prompt_cache=engine.prompts.stats(),
             )

@@ -63,6 +63,8 @@ class Numbers:
     queue_depth: int = 0
     active_rows: int = 0
     kv_bytes: int = 0
+    kv_blocks: dict[str, int] = field(default_factory=dict)  # by their state, where rows are paged
+    launches: dict[str, int] = field(default_factory=dict)  # forwards by the way they went
     prompt_cache: CacheStats = CacheStats()  # tokens reused are not among `prompt_tokens`
     ttft_s: Histogram = field(default_factory=_waits)
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(GAPS_S))
@@ -126,10 +128,20 @@ class Metrics:
                             numbers.longest_tokens, len(row.request.prompt) + len(row.output)
                         )
 
-    def stands(self, *, kv_bytes: int, lookahead_steps: int, prompt_cache: CacheStats) -> None:
+    def stands(
+        self,
+        *,
+        kv_bytes: int,
+        kv_blocks: dict[str, int],
+        launches: dict[str, int],
+        lookahead_steps: int,
+        prompt_cache: CacheStats,
+    ) -> None:
         """What the engine keeps and has counted itself."""
         with self._lock:
             self._numbers.kv_bytes = kv_bytes
+            self._numbers.kv_blocks = kv_blocks
+            self._numbers.launches = launches
             self._numbers.lookahead_steps = lookahead_steps
             self._numbers.prompt_cache = prompt_cache
 

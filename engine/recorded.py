@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from engine.cache.attend import Batch, Place, RecordedLayer
 from engine.cache.kinds import LayerKind
+from engine.cache.pages import PagedLayer, PagedStorage
 from engine.cache.rows import DenseLayer, DenseStorage
 from engine.cache.views import view_of
 from engine.kernels import native
@@ -22,6 +23,8 @@ from engine.kernels import native
 log = logging.getLogger(__name__)
 
 NUM_CHECKED = 2
+
+Rows = Sequence[DenseStorage] | Sequence[PagedStorage]
 
 
 class RecordedSteps:
@@ -34,7 +37,7 @@ class RecordedSteps:
         self._num_checked: Counter[int] = Counter()
         self.reason: str | None = None
 
-    def logits(self, ids: Sequence[int], rows: Sequence[DenseStorage], plain: Callable[[], mx.array]) -> mx.array:
+    def logits(self, ids: Sequence[int], rows: Rows, plain: Callable[[], mx.array]) -> mx.array:
         """Logits `[rows, vocab]` after one more token of each row, which is stored; `plain`: the same unrecorded.
 
         Unrecorded steps are not evaluated.
@@ -47,23 +50,22 @@ class RecordedSteps:
                 self._recordings[num_rows] = self._record(num_rows)
             except Exception as fault:  # noqa: BLE001 - a model's own code may raise anything, and does without values
                 return self._give_up(f"a step cannot be recorded: {fault}", plain)
-        layers = _layers(rows)
-        logits = self._recordings[num_rows].run(ids, *_places(rows, layers))
+        logits = self._recordings[num_rows].run(ids, *_places(rows))
         if self._num_checked[num_rows] < NUM_CHECKED:
             self._num_checked[num_rows] += 1
             expected = plain()
             if not mx.array_equal(logits, expected, equal_nan=True):
                 return self._give_up("a recorded step differs from a plain one", lambda: expected)
             return expected
-        for layer in layers:
-            layer.wrote(1)
         for row in rows:
+            for layer in row.attention_layers():
+                layer.wrote(1)
             row.length += 1
         return logits
 
-    def profile(self, rows: Sequence[DenseStorage]) -> dict[str, tuple[int, float]]:
+    def profile(self, rows: Rows) -> dict[str, tuple[int, float]]:
         """How often each operation of a recorded step runs, and for how many seconds; nothing is stored."""
-        return self._recordings[len(rows)].profile([0] * len(rows), *_places(rows, _layers(rows)))
+        return self._recordings[len(rows)].profile([0] * len(rows), *_places(rows))
 
     def _record(self, num_rows: int) -> native.Recording:
         batch = Batch([Place(row, 1, 0) for row in range(num_rows)])
@@ -71,7 +73,7 @@ class RecordedSteps:
         ids = native.unknown(num_rows, 1)
         numbers: list[int] = []
 
-        def attention(layers: Sequence[DenseLayer]) -> RecordedLayer:
+        def attention(layers: Sequence[DenseLayer | PagedLayer]) -> RecordedLayer:
             numbers.append(len(numbers))
             return RecordedLayer(batch, layers[0], numbers[-1])
 
@@ -89,19 +91,20 @@ class RecordedSteps:
         return plain()
 
 
-def _layers(rows: Sequence[DenseStorage]) -> list[DenseLayer]:
-    """The rows' layers as a recording numbers them: by layer, then by row."""
-    return [layer for same in zip(*(row.attention_layers() for row in rows), strict=True) for layer in same]
-
-
-def _places(
-    rows: Sequence[DenseStorage], layers: Sequence[DenseLayer]
-) -> tuple[list[int], list[mx.array], list[int]]:
-    """Positions, storage with room for a token, and the positions that it begins with, for a recording's run."""
-    storage: list[mx.array] = []
-    bases: list[int] = []
-    for layer in layers:
-        keys, values, base = layer.room_for_next()
-        storage += (keys, values)
-        bases.append(base)
-    return [row.length for row in rows], storage, bases
+def _places(rows: Rows) -> tuple[Any, ...]:
+    """Positions, and storage with room for a token of each row, as a recording's run takes them."""
+    positions = [row.length for row in rows]
+    paged = [row for row in rows if isinstance(row, PagedStorage)]
+    if paged:
+        pages = paged[0].pages
+        tables = [table for same in zip(*(row.tables for row in paged), strict=True) for table in same]
+        bases = [table.base for table in tables]
+        return positions, pages.room_for_all(), bases, [table.numbers for table in tables], pages.group_of
+    arrays: list[mx.array] = []
+    bases = []
+    for same in zip(*(row.attention_layers() for row in rows), strict=True):
+        for layer in same:
+            keys, values, base = layer.room_for_next()
+            arrays += (keys, values)
+            bases.append(base)
+    return positions, arrays, bases

@@ -99,6 +99,17 @@ METRICS = (
         lambda n: n.kv_bytes,
     ),
     Metric(
+        "mlxcel_kv_blocks", "gauge",
+        "blocks of 16 tokens, where rows are paged: `held` by rows, `cached` for later ones alone, `free`",
+        lambda n: n.kv_blocks, label="state",
+    ),
+    Metric(
+        "mlxcel_attention_launches_total", "counter",
+        "forwards by how rows are kept and attention ran over them: in one launch (`fused`), in a recorded step, "
+        "row by row, or over keys laid side by side (`gathered`); `alone`: one call of the model for each row",
+        lambda n: n.launches, label="path",
+    ),
+    Metric(
         "mlxcel_prefix_cache_hits_total", "counter", "rows that began with what the prompt cache held",
         lambda n: n.prompt_cache.hits,
     ),

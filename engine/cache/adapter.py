@@ -70,6 +70,9 @@ class SequenceStorage:
         states = [cache.state for cache in self.caches if not cache.empty()]
         return [leaf for _, leaf in tree_flatten(states) if isinstance(leaf, mx.array)]
 
+    def free(self) -> None:
+        """Nothing is shared."""
+
 
 class HeadSelection:
     """Which tokens of a forward need logits: those named by `of`, outside of it all."""

@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
+from engine.cache.pages import PagedLayer
 from engine.cache.rows import DenseLayer
 from engine.kernels import functions, native
 
@@ -33,10 +35,12 @@ class Place:
 
 
 class Batch:
-    """The spans of one forward, and what all layers share: positions and masks."""
+    """The spans of one forward, and what all layers share: positions, masks, and block tables by their group."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = tuple(places)
+        self.tables: dict[int, list[mx.array]] = {}
+        self.by_row = False  # whether an attention went row by row
         self._masks: dict[tuple[int, int, int, int], mx.array] = {}
 
     @property
@@ -81,9 +85,9 @@ class AttentionView:
 class SpanLayer(AttentionView):
     """One layer's cache as the model sees it, for one forward."""
 
-    def __init__(self, batch: Batch, layers: Sequence[DenseLayer]) -> None:
+    def __init__(self, batch: Batch, layers: Sequence[Any]) -> None:
         self._batch = batch
-        self._layers = layers  # of each span's row
+        self._layers = layers  # of each span's row: all dense, or all paged
         self._shown: tuple[tuple[tuple[int, ...], mx.Dtype], ...] = ()  # not the handles, which hold this layer
         self._unwritten: tuple[mx.array, mx.array] | None = None
 
@@ -135,6 +139,7 @@ class SpanLayer(AttentionView):
         if functions.in_use() and queries.dtype == dtype == mx.float32 and options.keys() <= {"scale", "sinks"}:
             return self._attend_compiled(queries, asked, **options)
         self._write()
+        self._batch.by_row = True
         outputs = []
         window = self._window(asked)
         for place, layer in zip(self._batch.places, self._layers, strict=True):
@@ -168,10 +173,51 @@ class SpanLayer(AttentionView):
         return output
 
 
+class PagedSpanLayer(SpanLayer):
+    """One layer of rows whose keys and values lie in blocks of a pool."""
+
+    def __init__(self, batch: Batch, layers: Sequence[Any]) -> None:
+        super().__init__(batch, layers)
+        self._written: list[mx.array] = []  # the pools of this forward, once it has written to them
+
+    def _attend_compiled(
+        self, queries: mx.array, asked: int, *, scale: float, sinks: mx.array | None = None
+    ) -> mx.array:
+        first: PagedLayer = self._layers[0]
+        new, self._unwritten = self._unwritten, None
+        if new:
+            first.room(*new)
+        keys, values = self._written or first.pool.arrays()
+        places = [
+            (place.start, place.count, place.position, layer.table.base)
+            for place, layer in zip(self._batch.places, self._layers, strict=True)
+        ]
+        if first.group not in self._batch.tables:
+            tables = [mx.array(np.frombuffer(layer.table.numbers, np.int32)) for layer in self._layers]
+            self._batch.tables[first.group] = tables
+        output, *written = native.attend_paged(
+            queries,
+            new,
+            (keys, values),
+            self._batch.tables[first.group],
+            places,
+            scale,
+            self._window(asked),
+            sinks,
+        )
+        if written:
+            # The pools' own arrays stay: they are written in place, and after a fault nothing is left of this.
+            self._written = written
+            first.pages.written += written
+            for place, layer in zip(self._batch.places, self._layers, strict=True):
+                layer.wrote(place.count)
+        return output
+
+
 class RecordedLayer(SpanLayer):
     """One layer's cache while a decode step is recorded: its number stands for the storage of all rows."""
 
-    def __init__(self, batch: Batch, layer: DenseLayer, number: int) -> None:
+    def __init__(self, batch: Batch, layer: DenseLayer | PagedLayer, number: int) -> None:
         super().__init__(batch, [layer])
         self._number = number
         self._new: tuple[mx.array, mx.array] | None = None

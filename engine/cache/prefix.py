@@ -1,8 +1,8 @@
 """Which prefixes are kept: a radix tree over token ids whose edges are whole blocks of 16 tokens.
 
-A block's state is an opaque span; the tree knows its bytes alone. Any number of rows borrow the same blocks, and
-adoption takes nothing away. One budget bounds the bytes: cold blocks go first, leaves before what they stand on,
-and what is borrowed stays. The tree knows no arrays; the clock is given.
+A block's state is an opaque span; the tree knows its bytes alone, and says which it drops. Any number of rows
+borrow the same blocks, and adoption takes nothing away. One budget bounds the bytes: cold blocks go first, leaves
+before what they stand on, and what is borrowed stays. The tree knows no arrays; the clock is given.
 """
 
 import time
@@ -32,14 +32,10 @@ class Node:
 
 @dataclass(slots=True)
 class Loan:
-    """Blocks that stay until the loan is released, in the order of their tokens."""
+    """Blocks that stay until the loan is released, in the order of their tokens; of the last, a part may count."""
 
     nodes: tuple[Node, ...]
     released: bool = False
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.nodes) * BLOCK_TOKENS
 
     @property
     def spans(self) -> list[Any]:
@@ -54,11 +50,17 @@ class PrefixTree:
     """
 
     def __init__(
-        self, budget_bytes: int, ttl_s: float = float("inf"), *, clock: Callable[[], float] = time.monotonic
+        self,
+        budget_bytes: int,
+        ttl_s: float = float("inf"),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        dropped: Callable[[Any], None] = lambda span: None,
     ) -> None:
         self.budget_bytes = budget_bytes
         self._ttl_s = ttl_s
         self._clock = clock
+        self._dropped = dropped
         self.num_bytes = 0
         self.num_evicted = 0
         self.num_expired = 0
@@ -75,15 +77,29 @@ class PrefixTree:
         """How many blocks are on loan."""
         return sum(node.num_borrowers > 0 for node in self._order)
 
-    def held(self, key: Hashable, tokens: Sequence[int]) -> int:
-        """How many of `tokens`, from the first, are held in whole blocks. Counts as no use."""
-        self.expire()
-        return len(self._path(key, tokens)) * BLOCK_TOKENS
+    def held(self, key: Hashable, tokens: Sequence[int], *, in_part: bool = False) -> int:
+        """How many of `tokens`, from the first, are held in whole blocks. Counts as no use.
 
-    def borrow(self, key: Hashable, tokens: Sequence[int]) -> Loan:
-        """The blocks held of `tokens`, which stay until `release`; none is no error."""
+        `in_part` counts those as well that the next block begins with.
+        """
         self.expire()
         path = self._path(key, tokens)
+        count = len(path) * BLOCK_TOKENS
+        if not in_part:
+            return count
+        end, ahead = self._end(key, path), tuple(tokens[count : count + BLOCK_TOKENS])
+        return count + max((_num_same(ahead, block) for block in end.children), default=0) if end else 0
+
+    def borrow(self, key: Hashable, tokens: Sequence[int]) -> Loan:
+        """The blocks held of `tokens`, which stay until `release`; none is no error.
+
+        Where `tokens` end within a block, one that begins so is among them.
+        """
+        self.expire()
+        path = self._path(key, tokens)
+        end, rest = self._end(key, path), tuple(tokens[len(path) * BLOCK_TOKENS :])
+        if end and 0 < len(rest) < BLOCK_TOKENS:
+            path += [child for block, child in end.children.items() if block[: len(rest)] == rest][:1]
         self._touch(path)
         for node in path:
             node.num_borrowers += 1
@@ -141,12 +157,17 @@ class PrefixTree:
         """
         path = self._path(key, tokens)
         at = len(path) * BLOCK_TOKENS
-        end = path[-1] if path else self._roots.get(key)
+        end = self._end(key, path)
         ahead = tuple(tokens[at : at + BLOCK_TOKENS])
         if end is None or not end.children or not ahead:
             return None
         same = max(_num_same(ahead, block) for block in end.children)
         return at + same if same < len(ahead) and at + same > 0 else None
+
+    @property
+    def spans(self) -> list[Any]:
+        """Those of every block that is held."""
+        return [node.span for node in self._order]
 
     def expire(self) -> None:
         """Drop what was not used for too long."""
@@ -196,6 +217,10 @@ class PrefixTree:
             path.append(node)
         return path
 
+    def _end(self, key: Hashable, path: Sequence[Node]) -> Node | None:
+        """What goes on behind `path`."""
+        return path[-1] if path else self._roots.get(key)
+
     def _touch(self, path: Sequence[Node]) -> None:
         now_s = self._clock()
         for node in reversed(path):
@@ -226,6 +251,7 @@ class PrefixTree:
         del node.parent.children[node.block]
         del self._order[node]
         self.num_bytes -= node.num_bytes
+        self._dropped(node.span)
         if node.parent.parent is None and not node.parent.children:
             del self._roots[node.parent.key]
 

@@ -1,16 +1,19 @@
 """The prompt cache: what rows have stored, kept for those whose prompts begin alike.
 
-Joins what decides (`prefix.py`, `snapshots.py`) to the arrays of dense rows (`spans.py`, `copies.py`). Rows that
-keep nothing but keys and values share blocks; others, whose states cannot be cut, are kept whole where turns
-begin.
+Joins what decides (`prefix.py`, `snapshots.py`) to what rows keep: of paged rows the tree keeps the very blocks,
+of dense ones copies (`spans.py`). Rows that keep nothing but keys and values share blocks; others, whose states
+cannot be cut, are kept whole (`copies.py`) where turns begin.
 """
 
+import functools
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from engine.cache.copies import RowCopy
 from engine.cache.kinds import LayerKind
+from engine.cache.pages import PagedStorage, Pages
 from engine.cache.prefix import BLOCK_TOKENS, PrefixTree
 from engine.cache.rows import DenseStorage, RowStorage
 from engine.cache.snapshots import Kind, Snapshots
@@ -21,6 +24,8 @@ from engine.size import Size
 
 log = logging.getLogger(__name__)
 
+MIN_PART_TOKENS = 8  # of a block; to compute fewer costs less than to copy it
+
 
 @dataclass(slots=True)
 class _Counts:
@@ -30,16 +35,24 @@ class _Counts:
 
 
 class PromptCache:
-    """Serves the rows of one engine. `kinds` are the layers of rows that could share; none: nothing is kept."""
+    """Serves the rows of one engine. `kinds` are the layers of rows that could share; none: nothing is kept.
 
-    def __init__(self, config: EngineConfig, kinds: Sequence[LayerKind]) -> None:
+    `pages` are the pools that they lie in, where they are paged.
+    """
+
+    def __init__(self, config: EngineConfig, kinds: Sequence[LayerKind], pages: Pages | None = None) -> None:
+        self._pages = pages
         self._cuts = all(kind.is_attention for kind in kinds)
         self.keeps = bool(kinds) and not config.no_prompt_cache
         self.note = _note(config, kinds)
         self._forgets = any(_has_window(kind) for kind in kinds)
         self._identity = (str(config.model), str(config.adapter or ""))
         budget_bytes = int(config.prompt_cache_bytes) if self.keeps else 0
-        self._tree = PrefixTree(budget_bytes if self._cuts else 0, config.prompt_cache_ttl)
+        self._tree = PrefixTree(
+            budget_bytes if self._cuts else 0,
+            config.prompt_cache_ttl,
+            dropped=pages.let_go if pages else lambda span: None,
+        )
         self._snapshots = Snapshots(0 if self._cuts else budget_bytes, config.prompt_cache_ttl)
         self._layout: SpanLayout | None = None
         self._counts = _Counts()
@@ -54,16 +67,19 @@ class PromptCache:
         tokens = row.request.prompt[:-1]
         if not self._cuts:
             return self._snapshots.longest(self._key(row), tokens, reproduces)
-        held = self._tree.held(self._key(row), tokens)
-        return next((n for n in range(held, 0, -BLOCK_TOKENS) if reproduces(n)), 0)
+        held = self._tree.held(self._key(row), tokens, in_part=self._pages is not None)
+        if held % BLOCK_TOKENS >= MIN_PART_TOKENS and reproduces(held):
+            return held
+        whole = held // BLOCK_TOKENS * BLOCK_TOKENS
+        return next((n for n in range(whole, 0, -BLOCK_TOKENS) if reproduces(n)), 0)
 
     def adopt(self, row: Row, num_tokens: int, storage: RowStorage) -> None:
         """Let `row` go on with the empty `storage`, filled with its first tokens as `held` found them."""
-        assert isinstance(storage, DenseStorage), "only rows of ours share"
         tokens = row.request.prompt[:num_tokens]
         if self._cuts:
             self._adopt_blocks(self._key(row), tokens, storage)
         else:
+            assert isinstance(storage, DenseStorage), "only rows of ours share"
             copy: RowCopy = self._snapshots.take(self._key(row), tokens)
             copy.put(storage)
         self._counts.tokens_reused += num_tokens - row.cursor
@@ -71,12 +87,16 @@ class PromptCache:
         row.cursor = num_tokens
         row.storage = storage
 
-    def _adopt_blocks(self, key: Hashable, tokens: Sequence[int], storage: DenseStorage) -> None:
-        assert self._layout is not None, "nothing was kept yet"
+    def _adopt_blocks(self, key: Hashable, tokens: Sequence[int], storage: RowStorage) -> None:
         loan = self._tree.borrow(key, tokens)
         try:
-            assert loan.num_tokens == len(tokens), "what was found is not there any more"
-            self._layout.put(loan.spans, storage)
+            assert len(loan.nodes) == -(-len(tokens) // BLOCK_TOKENS), "what was found is not there any more"
+            if isinstance(storage, PagedStorage):
+                storage.begin(loan.spans, len(tokens))
+            else:
+                assert isinstance(storage, DenseStorage), "only rows of ours share"
+                assert self._layout is not None, "nothing was kept yet"
+                self._layout.put(loan.spans, storage)
         finally:
             self._tree.release(loan)
 
@@ -115,17 +135,24 @@ class PromptCache:
             self._keep_whole(row, "cut")
 
     def _keep_blocks(self, row: Row) -> None:
-        storage = row.storage
-        if not self._serves(row) or not isinstance(storage, DenseStorage) or storage.length < BLOCK_TOKENS:
+        storage: PagedStorage | DenseStorage | None = row.storage
+        if not self._serves(row) or storage is None or storage.length < BLOCK_TOKENS:
             return
-        layout = self._layout = self._layout or SpanLayout(storage)
+        block_bytes, take = self._taking(storage)
         self._tree.insert(
             self._key(row),
             (*row.request.prompt, *row.output)[: storage.length],
-            layout.num_bytes,
-            lambda start, stop: layout.take(storage, start, stop),
+            block_bytes,
+            take,
             first=storage.first_held,
         )
+
+    def _taking(self, storage: PagedStorage | DenseStorage) -> tuple[int, Callable[[int, int], list[Any]]]:
+        """What one block of the row takes, and how to have some of them kept."""
+        if isinstance(storage, PagedStorage):
+            return sum(storage.pages.block_bytes), functools.partial(storage.pages.keep, storage)
+        layout = self._layout = self._layout or SpanLayout(storage)
+        return layout.num_bytes, functools.partial(layout.take, storage)
 
     def _keep_whole(self, row: Row, kind: Kind) -> None:
         storage = row.storage
@@ -142,7 +169,10 @@ class PromptCache:
 
     def reset(self) -> int:
         """Drop everything; the bytes that this freed."""
-        return self._tree.clear() + self._snapshots.clear()
+        freed = self._tree.clear() + self._snapshots.clear()
+        if self._pages:
+            self._pages.trim()
+        return freed
 
     def stats(self) -> CacheStats:
         """What is kept now, and what has happened since the start."""
@@ -162,11 +192,16 @@ class PromptCache:
             expirations=self._tree.num_expired + self._snapshots.num_expired,
         )
 
-    def check(self) -> None:
-        """What is counted is what is there, and nothing is on loan between two steps."""
+    def check(self, rows: Iterable[Row] | None = None) -> None:
+        """What is counted is what is there, and nothing is on loan between two steps.
+
+        Given all `rows` that are live, every block of paged ones is theirs or kept here.
+        """
         self._tree.check()
         self._snapshots.check()
         assert self._tree.num_borrowed == 0, "a loan outlived its adoption"
+        if self._pages and rows is not None:
+            self._pages.check([row.storage for row in rows if row.storage is not None], self._tree.spans)
 
     def _serves(self, row: Row) -> bool:
         return self.keeps and row.request.cache_prompt

@@ -3,8 +3,8 @@
 A row owns its storage for its whole life; nothing is merged, padded or extracted.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import mlx.core as mx
 
@@ -22,6 +22,10 @@ class RowStorage(Protocol):
 
     def arrays(self) -> list[mx.array]:
         """The arrays to evaluate after a forward."""
+        ...
+
+    def free(self) -> None:
+        """Let go of everything; the row is not to be used again."""
         ...
 
 
@@ -164,38 +168,42 @@ class ListLayer:
 
     __slots__ = ("parts",)
 
-    def __init__(self, kind: LayerKind, dtype: mx.Dtype | None) -> None:
-        self.parts = [new_layer(part, dtype) for part in kind.parts]
-
-    def arrays(self) -> list[mx.array]:
-        return [array for part in self.parts for array in part.arrays()]
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = parts
 
 
-Layer = DenseLayer | StateLayer | ListLayer
-
-
-def new_layer(kind: LayerKind, dtype: mx.Dtype | None = None) -> Layer:
-    """Empty storage for a layer of this kind; keys and values are stored as `dtype`, or as what they are."""
+def new_layer(kind: LayerKind, attention: Callable[[LayerKind], Any]) -> Any:
+    """Empty storage for a layer of this kind; `attention` makes that of keys and values."""
     match kind.name:
         case "state":
             return StateLayer(kind)
         case "list":
-            return ListLayer(kind, dtype)
+            return ListLayer([new_layer(part, attention) for part in kind.parts])
     assert kind.is_attention, f"no storage is known for {kind.cache_class}"
-    return DenseLayer(kind, dtype)
+    return attention(kind)
+
+
+def leaves_of(layers: Sequence[Any]) -> list[Any]:
+    """Every layer that is not a list, parts of lists included, in their order."""
+    return [
+        leaf for layer in layers for leaf in (leaves_of(layer.parts) if isinstance(layer, ListLayer) else [layer])
+    ]
 
 
 class DenseStorage:
-    """A row's dense state over all layers."""
+    """A row's dense state over all layers; keys and values are stored as `dtype`, or as what they are."""
 
     __slots__ = ("layers", "length")
 
     def __init__(self, kinds: Sequence[LayerKind], dtype: mx.Dtype | None = None) -> None:
-        self.layers = [new_layer(kind, dtype) for kind in kinds]
+        self.layers = [new_layer(kind, lambda kind: DenseLayer(kind, dtype)) for kind in kinds]
         self.length = 0
 
     def arrays(self) -> list[mx.array]:
-        return [array for layer in self.layers for array in layer.arrays()]
+        return [array for leaf in self.leaves() for array in leaf.arrays()]
+
+    def free(self) -> None:
+        """Nothing is shared: what is not used any more is not there any more."""
 
     @property
     def first_held(self) -> int:
@@ -208,10 +216,4 @@ class DenseStorage:
 
     def leaves(self) -> list[DenseLayer | StateLayer]:
         """Every layer that is not a list, parts of lists included, in their order."""
-        return [leaf for layer in self.layers for leaf in _leaves(layer)]
-
-
-def _leaves(layer: Layer) -> list[DenseLayer | StateLayer]:
-    if isinstance(layer, ListLayer):
-        return [leaf for part in layer.parts for leaf in _leaves(part)]
-    return [layer]
+        return leaves_of(self.layers)

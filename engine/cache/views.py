@@ -12,10 +12,10 @@ import mlx.core as mx
 
 from engine.cache import adapter
 from engine.cache.attend import AttentionView
-from engine.cache.rows import DenseLayer, Layer, ListLayer, StateLayer
+from engine.cache.rows import DenseLayer, ListLayer, StateLayer
 
 
-def view_of(layers: Sequence[Layer], attention: Callable[[Sequence[DenseLayer]], Any]) -> Any:
+def view_of(layers: Sequence[Any], attention: Callable[[Sequence[Any]], Any]) -> Any:
     """What the model finds for one entry of its cache list; `attention` makes the view of keys and values."""
     first = layers[0]
     if isinstance(first, ListLayer):
@@ -23,10 +23,10 @@ def view_of(layers: Sequence[Layer], attention: Callable[[Sequence[DenseLayer]],
         return adapter.list_view([view_of(part, attention) for part in parts])
     if isinstance(first, StateLayer):
         return adapter.state_view([layer for layer in layers if isinstance(layer, StateLayer)])
-    return attention([layer for layer in layers if isinstance(layer, DenseLayer)])
+    return attention(layers)
 
 
-def keep_states_of(view: Any, layers: Sequence[Layer]) -> None:
+def keep_states_of(view: Any, layers: Sequence[Any]) -> None:
     """Give the recurrent states that the model left in `view` back to their rows."""
     first = layers[0]
     if isinstance(first, ListLayer):

@@ -205,7 +205,7 @@ def attend_paged(
     sinks: mx.array | None = None,
     softcap: float = 0.0,
 ) -> list[mx.array]:
-    """`attend` over pools of keys and of values, `[blocks, key heads, 16, dim]`, with the same bits.
+    """`attend` over pools of keys and of values, `[1, key heads, blocks of 16, dim]`, with the same bits.
 
     `tables` names each span's blocks, int32 `[n]`, from the position that its place begins with, a multiple of
     16.
@@ -254,20 +254,34 @@ class Recording:
         self._program = mlxcel_native.Program(ids, positions, result, num_layers)
 
     def run(
-        self, ids: Sequence[int], positions: Sequence[int], storage: Sequence[mx.array], bases: Sequence[int]
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        storage: Sequence[mx.array],
+        bases: Sequence[int],
+        tables: Sequence[Any] = (),
+        groups: Sequence[int] = (),
     ) -> mx.array:
         """One step. `storage` are keys and values of each layer and, in it, each row: `[1, heads, capacity, dim]`.
 
-        They are evaluated, and written in place; `bases` are the positions that they begin with.
+        They are evaluated, and written in place; `bases` are the positions that they begin with. With `tables`,
+        int32 in a buffer, they are pools of each layer, `[1, heads, blocks of 16, dim]`; `groups` says which group
+        a layer is of, and tables and bases are those of each group and, in it, each row.
         """
-        result: mx.array = self._program.run(ids, positions, storage, bases)
+        result: mx.array = self._program.run(ids, positions, storage, bases, tables, groups)
         return result
 
     def profile(
-        self, ids: Sequence[int], positions: Sequence[int], storage: Sequence[mx.array], bases: Sequence[int]
+        self,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        storage: Sequence[mx.array],
+        bases: Sequence[int],
+        tables: Sequence[Any] = (),
+        groups: Sequence[int] = (),
     ) -> dict[str, tuple[int, float]]:
         """One step on this thread alone: how often each operation ran, and for how many seconds in all."""
-        times: dict[str, tuple[int, float]] = self._program.profile(ids, positions, storage, bases)
+        times: dict[str, tuple[int, float]] = self._program.profile(ids, positions, storage, bases, tables, groups)
         return times
 
     @property

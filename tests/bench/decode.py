@@ -3,12 +3,12 @@
     python -m tests.bench.decode [MODEL] [--rivals portable mlx_lm llama] [--prompts 64 1024] [--new 33]
        [--repeats 3] [--rows 1 8] [--requantize] [--llama-python PATH --gguf FILE] [--profile]
 
-Rivals run one row: `mlx_lm` is `mlx_lm.stream_generate` on the checkpoint, `portable` this engine without the
-compiled kernels, `llama` llama.cpp through llama-cpp-python in an environment of its own, on the GGUF file that
-the checkpoint was imported from. MODEL `zoo:NAME` is a tiny model of the tests' zoo. `--requantize` first makes
-the checkpoint what `mlx_lm.convert -q` makes of it: 4 bits in groups of 64 and bfloat16. A decode rate is that of
-the median step; medians of the repeats; ratios are ours over the first rival's. `--profile` says where one step's
-time goes, on one thread.
+Rivals run one row, but for `dense`, this engine with rows that are not paged: `mlx_lm` is `mlx_lm.stream_generate`
+on the checkpoint, `portable` this engine without the compiled kernels, `llama` llama.cpp through llama-cpp-python
+in an environment of its own, on the GGUF file that the checkpoint was imported from. MODEL `zoo:NAME` is a tiny
+model of the tests' zoo. `--requantize` first makes the checkpoint what `mlx_lm.convert -q` makes of it: 4 bits in
+groups of 64 and bfloat16. A decode rate is that of the median step; medians of the repeats; ratios are ours over
+the first rival's. `--profile` says where one step's time goes, on one thread.
 """
 
 import argparse
@@ -104,6 +104,12 @@ def compare(asked: argparse.Namespace, path: Path, engine: Engine, num_prompt: i
             arms[name] = of_llama(asked.llama_python, asked.gguf, num_prompt, asked.new)
         elif name == "mlx_lm":
             arms[name] = of_mlx_lm(path, engine.vocab_size, num_prompt, asked.new)
+        elif name == "dense":
+            dense = Engine.open(EngineConfig(model=path, no_prompt_cache=True, decode_storage_backend="dense"))
+            for num_rows in asked.rows:
+                arms[f"dense, {num_rows} rows"] = lambda engine=dense, n=num_rows: ours(
+                    engine, num_prompt, asked.new, n
+                )
         else:
             portable = Engine.open(EngineConfig(model=path, portable=True, lookahead=False, no_prompt_cache=True))
             arms[name] = lambda engine=portable: ours(engine, num_prompt, asked.new, 1)
@@ -125,10 +131,10 @@ def memory(engine: Engine, weight_bytes: int, num_prompt: int) -> None:
     """MLX's peak while a request is served, over the weights and the keys and values it ends with."""
     mx.reset_peak_memory()
     rows = stored(engine, num_prompt, 64, 1)
-    storage = rows[0].storage
-    while rows[0].finish_reason is None:
+    while len(rows[0].output) < 63:
         engine.step(rows)
-    kept = weight_bytes + sum(array.nbytes for array in storage.arrays())
+    kept = weight_bytes + engine.kv_bytes(rows)
+    engine.step(rows)
     peak = mx.get_peak_memory()
     print(f"\nMLX's peak {human_bytes(peak)}, {peak / kept:.2f} of weights and keys ({human_bytes(kept)})")
 
@@ -153,7 +159,9 @@ def profile(engine: Engine, num_prompt: int, num_rows: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("--rivals", choices=["portable", "mlx_lm", "llama"], nargs="+", default=["portable"])
+    parser.add_argument(
+        "--rivals", choices=["dense", "portable", "mlx_lm", "llama"], nargs="+", default=["portable"]
+    )
     parser.add_argument("--prompts", type=int, nargs="+", default=[64])
     parser.add_argument("--new", type=int, default=33)
     parser.add_argument("--repeats", type=int, default=3)

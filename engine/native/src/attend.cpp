@@ -113,7 +113,7 @@ class Attend : public CpuPrimitive {
     }
     std::vector<Laid> laid{Laid(inputs[0], call.num_heads)};
     for (int i = 1; options_.appends && i < 3; i++) laid.emplace_back(inputs[i], call.num_key_heads);
-    dispatch([call, num_blocks = int64_t(inputs[at].shape(0)), spans = std::move(spans), tables = std::move(tables),
+    dispatch([call, num_blocks = int64_t(inputs[at].shape(2) / kPage), spans = std::move(spans), tables = std::move(tables),
               laid = std::move(laid)]() mutable {
       call.queries = laid[0].heads();
       if (laid.size() > 1) {
@@ -180,8 +180,8 @@ struct Graph {
     types.push_back(mx::float32);
   }
 
-  void store(const mx::array& keys, const mx::array& values, int64_t blocks, int64_t capacity) {
-    expect(is(keys, type, blocks, key_heads, capacity, key_dim) && is(values, type, blocks, key_heads, capacity, value_dim),
+  void store(const mx::array& keys, const mx::array& values, int64_t capacity) {
+    expect(is(keys, type, 1, key_heads, capacity, key_dim) && is(values, type, 1, key_heads, capacity, value_dim),
            "the spans' storages are unlike");
     for (const mx::array& each : {keys, values}) {
       inputs.push_back(each);
@@ -292,7 +292,7 @@ std::vector<mx::array> attend(const mx::array& queries, const std::optional<mx::
   Graph graph(queries, keys, values, storage[0], storage[1], scale, window, sinks, softcap, false);
   for (size_t i = 0; i < places.size(); i++) {
     int64_t capacity = storage[2 * i].ndim() == 4 ? storage[2 * i].shape(2) : 0;
-    graph.store(storage[2 * i], storage[2 * i + 1], 1, capacity);
+    graph.store(storage[2 * i], storage[2 * i + 1], capacity);
     graph.check(places[i], capacity);
   }
   return graph.outputs(places);
@@ -305,7 +305,8 @@ std::vector<mx::array> attend_paged(const mx::array& queries, const std::optiona
                                     const std::optional<mx::array>& sinks, float softcap) {
   expect(!places.empty() && tables.size() == places.size(), "attend takes one table for each span");
   Graph graph(queries, keys, values, key_pool, value_pool, scale, window, sinks, softcap, true);
-  graph.store(key_pool, value_pool, key_pool.shape(0), kPage);
+  expect(key_pool.shape(2) % kPage == 0, "a pool is of whole blocks");
+  graph.store(key_pool, value_pool, key_pool.shape(2));
   for (size_t i = 0; i < places.size(); i++) {
     expect(tables[i].ndim() == 1 && tables[i].dtype() == mx::int32, "a table is a list of int32");
     expect(places[i][3] % kPage == 0, "a table begins with a whole block");

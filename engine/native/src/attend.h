@@ -63,8 +63,8 @@ std::vector<mlx::core::array> attend(const mlx::core::array& queries, const std:
                                      const std::vector<SpanPlace>& places, float scale, int64_t window,
                                      const std::optional<mlx::core::array>& sinks, float softcap);
 
-// The same over a pool: [blocks, key heads, kPage, dim] for keys and for values, and of each span a table, int32, of
-// the blocks that hold its positions from where its storage begins, a multiple of kPage. A table that names a block
+// The same over a pool, [1, key heads, blocks of kPage, dim] for keys and for values, and of each span a table, int32,
+// of the blocks that hold its positions from where its storage begins, a multiple of kPage. A table that names a block
 // outside of the pool is an error when the work is done; what it names twice is written twice.
 std::vector<mlx::core::array> attend_paged(const mlx::core::array& queries,
                                            const std::optional<mlx::core::array>& keys,

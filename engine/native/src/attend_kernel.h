@@ -41,24 +41,24 @@ template <class T>
 struct Stored {
   T* data;
   const int32_t* table;
-  int64_t head, num_heads, dim, base, capacity;
+  int64_t head, dim, base, capacity;
 
   // The keys from `position` on, until the next multiple of kPage at least.
   T* at(int64_t position) const {
     int64_t place = position - base;
-    if (!table) return data + (head * capacity + place) * dim;
-    return data + ((table[place / kPage] * num_heads + head) * kPage + place % kPage) * dim;
+    if (table) place = table[place / kPage] * kPage + place % kPage;
+    return data + (head * capacity + place) * dim;
   }
 };
 
 template <class T>
 Stored<T> stored_keys(const Attention& call, const Span& span, int64_t head) {
-  return {(T*)span.keys, span.table, head, call.num_key_heads, call.key_dim, span.base, span.capacity};
+  return {(T*)span.keys, span.table, head, call.key_dim, span.base, span.capacity};
 }
 
 template <class T>
 Stored<T> stored_values(const Attention& call, const Span& span, int64_t head) {
-  return {(T*)span.values, span.table, head, call.num_key_heads, call.value_dim, span.base, span.capacity};
+  return {(T*)span.values, span.table, head, call.value_dim, span.base, span.capacity};
 }
 
 template <class T>

@@ -53,10 +53,10 @@ constexpr int64_t kPage = 16;
 struct Span {
   int64_t start, count, position;  // of its first token in the call and in its row
   int64_t base;                    // position of the first key in storage; paged: a multiple of kPage
-  void* keys;                      // [key heads, capacity, key_dim]; paged: [blocks, key heads, kPage, key_dim]
+  void* keys;                      // [key heads, capacity, key_dim]
   void* values;                    // likewise, of value_dim
   int64_t capacity;
-  const int32_t* table;  // the pool's block of each kPage positions from `base` on; null: not paged
+  const int32_t* table;  // which kPage places of a pool hold those positions from `base` on; null: not paged
 };
 
 struct Attention {

@@ -1,4 +1,5 @@
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -18,6 +19,20 @@
 
 namespace nb = nanobind;
 using namespace nb::literals;
+
+namespace {
+
+// Numbers that some array of Python's holds, and that stay while a call lasts.
+using Table = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+mlxcel::Storage storage_of(const std::vector<mlx::core::array>& arrays, const std::vector<int64_t>& bases,
+                           const std::vector<Table>& tables, const std::vector<int64_t>& groups) {
+  mlxcel::Storage storage{arrays, bases, {}, groups};
+  for (const Table& table : tables) storage.tables.push_back({table.data(), int64_t(table.shape(0))});
+  return storage;
+}
+
+}  // namespace
 
 #define MLXCEL_TEXT(x) #x
 #define MLXCEL_VERSION(major, minor, patch) MLXCEL_TEXT(major) "." MLXCEL_TEXT(minor) "." MLXCEL_TEXT(patch)
@@ -51,9 +66,18 @@ NB_MODULE(mlxcel_native, m) {
   nb::class_<mlxcel::Program>(m, "Program", "A decode step, recorded once and run again as one call.")
       .def(nb::init<const mlx::core::array&, const mlx::core::array&, const mlx::core::array&, int>(), "ids"_a,
            "positions"_a, "result"_a, "num_layers"_a)
-      .def("run", &mlxcel::Program::run, "ids"_a, "positions"_a, "storage"_a, "bases"_a,
-           nb::call_guard<nb::gil_scoped_release>())
-      .def("profile", &mlxcel::Program::profile, "ids"_a, "positions"_a, "storage"_a, "bases"_a)
+      .def("run", [](mlxcel::Program& program, const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
+                     const std::vector<mlx::core::array>& storage, const std::vector<int64_t>& bases,
+                     const std::vector<Table>& tables, const std::vector<int64_t>& groups) {
+        mlxcel::Storage all = storage_of(storage, bases, tables, groups);
+        nb::gil_scoped_release released;
+        return program.run(ids, positions, all);
+      }, "ids"_a, "positions"_a, "storage"_a, "bases"_a, "tables"_a = nb::make_tuple(), "groups"_a = nb::make_tuple())
+      .def("profile", [](mlxcel::Program& program, const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
+                         const std::vector<mlx::core::array>& storage, const std::vector<int64_t>& bases,
+                         const std::vector<Table>& tables, const std::vector<int64_t>& groups) {
+        return program.profile(ids, positions, storage_of(storage, bases, tables, groups));
+      }, "ids"_a, "positions"_a, "storage"_a, "bases"_a, "tables"_a = nb::make_tuple(), "groups"_a = nb::make_tuple())
       .def_prop_ro("num_phases", &mlxcel::Program::num_phases)
       .def_prop_ro("foreign", &mlxcel::Program::foreign);
   m.def("unknown", [](const std::vector<int>& shape) {

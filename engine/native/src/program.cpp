@@ -156,10 +156,9 @@ class Program::Recorded {
     arrange();
   }
 
-  mx::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
-                const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
+  mx::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions, const Storage& storage) {
     std::lock_guard lock(running_);
-    place(ids, positions, storage, bases);
+    place(ids, positions, storage);
     for (Phase& phase : phases_) phase.next = phase.done = 0;
     fault_ = nullptr;
     share(num_threads(), [this](int64_t thread) { take_part(thread == 0); });
@@ -170,10 +169,9 @@ class Program::Recorded {
     return out;
   }
 
-  std::map<std::string, std::pair<int, double>> profile(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
-                                                        const std::vector<mx::array>& storage,
-                                                        const std::vector<int64_t>& bases) {
-    place(ids, positions, storage, bases);
+  std::map<std::string, std::pair<int, double>> profile(const std::vector<int32_t>& ids,
+                                                        const std::vector<int32_t>& positions, const Storage& storage) {
+    place(ids, positions, storage);
     std::map<std::string, std::pair<int, double>> times;
     for (Phase& phase : phases_)
       for (size_t i = 0; i < phase.stages.size(); i++) {
@@ -413,36 +411,67 @@ class Program::Recorded {
     stages_.clear();
   }
 
-  void place(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
-             const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
-    size_t rows = live_.num_rows, layers = live_.layers.size();
-    expect(ids.size() == rows && positions.size() == rows && bases.size() == rows * layers &&
-               storage.size() == 2 * bases.size(),
-           "a step takes as many rows and layers as were recorded");
+  void place(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions, const Storage& storage) {
+    size_t rows = live_.num_rows;
+    expect(ids.size() == rows && positions.size() == rows, "a step takes as many rows as were recorded");
     std::copy(ids.begin(), ids.end(), ids_.data<int32_t>());
     std::copy(positions.begin(), positions.end(), positions_.data<int32_t>());
-    mx::Dtype type = storage.empty() ? mx::float32 : storage[0].dtype();
+    mx::Dtype type = storage.arrays.empty() ? mx::float32 : storage.arrays[0].dtype();
     expect(type == mx::float32 || type == mx::float16 || type == mx::bfloat16, "storage is of a float type");
     live_.type = type == mx::float32 ? Type::float32 : type == mx::float16 ? Type::float16 : Type::bfloat16;
-    for (size_t i = 0; i < bases.size(); i++) {
-      mx::array keys = storage[2 * i], values = storage[2 * i + 1];
-      expect(keys.is_available() && values.is_available() && keys.dtype() == type && values.dtype() == type &&
-                 keys.flags().row_contiguous && values.flags().row_contiguous && keys.ndim() == 4 &&
-                 values.ndim() == 4 && keys.shape(2) == values.shape(2),
+    for (const mx::array& each : storage.arrays)
+      expect(each.is_available() && each.dtype() == type && each.flags().row_contiguous && each.ndim() == 4,
              "a row's storage lies densely and is all of one type");
-      LiveLayer& layer = live_.layers[i / rows];
-      expect(!layer.reach || (keys.shape(0) == 1 && values.shape(0) == 1 && keys.shape(1) == layer.heads &&
-                              values.shape(1) == layer.heads && keys.shape(3) == layer.key_dim &&
-                              values.shape(3) == layer.value_dim),
-             "a row's storage has another shape than its keys and values");
-      int64_t row = i % rows, position = positions[row], base = bases[i];
-      expect(base >= 0 && base <= position && position - base < keys.shape(2),
-             "a row's storage has no room for its next token");
-      expect(base <= std::max<int64_t>(0, position + 1 - layer.reach), "a row's storage begins after what it sees");
-      layer.spans[row] = {row, 1, position, base, keys.data<char>(), values.data<char>(), keys.shape(2), nullptr};
-    }
+    storage.tables.empty() ? place_dense(positions, storage) : place_paged(positions, storage);
     for (auto& prepare : shelf_.before_run) prepare();
     for (Phase& phase : phases_) phase.recount();
+  }
+
+  void place_dense(const std::vector<int32_t>& positions, const Storage& storage) {
+    size_t rows = live_.num_rows, pairs = rows * live_.layers.size();
+    expect(storage.bases.size() == pairs && storage.arrays.size() == 2 * pairs,
+           "a step takes as many layers as were recorded");
+    for (size_t i = 0; i < pairs; i++) {
+      const mx::array &keys = storage.arrays[2 * i], &values = storage.arrays[2 * i + 1];
+      place(live_.layers[i / rows], i % rows, positions[i % rows], storage.bases[i], keys, values, keys.shape(2), nullptr);
+    }
+  }
+
+  void place_paged(const std::vector<int32_t>& positions, const Storage& storage) {
+    size_t rows = live_.num_rows, layers = live_.layers.size();
+    expect(storage.groups.size() == layers && storage.arrays.size() == 2 * layers &&
+               storage.tables.size() == storage.bases.size() && storage.tables.size() % rows == 0,
+           "a step takes as many layers as were recorded, and a table of each row for each group of them");
+    for (size_t i = 0; i < layers; i++) {
+      const mx::array &keys = storage.arrays[2 * i], &values = storage.arrays[2 * i + 1];
+      expect(keys.shape(2) % kPage == 0, "a pool is of whole blocks");
+      for (size_t row = 0; row < rows; row++) {
+        size_t at = storage.groups[i] * rows + row;
+        expect(storage.groups[i] >= 0 && at < storage.tables.size(), "a layer is of a group that has no tables");
+        const Storage::Table& table = storage.tables[at];
+        int64_t base = storage.bases[at];
+        expect(base % kPage == 0, "a table begins with a whole block");
+        // Checked once for a group: its pools are of one size, or this one is smaller.
+        if (i == 0 || storage.groups[i] != storage.groups[i - 1] || keys.shape(2) < storage.arrays[2 * i - 2].shape(2))
+          for (int64_t block = 0; block < table.count; block++)
+            expect(table.blocks[block] >= 0 && table.blocks[block] < keys.shape(2) / kPage,
+                   "a table names a block that the pool does not have");
+        place(live_.layers[i], row, positions[row], base, keys, values, table.count * kPage, table.blocks);
+      }
+    }
+  }
+
+  static void place(LiveLayer& layer, int64_t row, int64_t position, int64_t base, const mx::array& keys,
+                    const mx::array& values, int64_t capacity, const int32_t* table) {
+    expect(keys.shape(0) == 1 && values.shape(0) == 1 && keys.shape(2) == values.shape(2) &&
+               (!layer.reach || (keys.shape(1) == layer.heads && values.shape(1) == layer.heads &&
+                                 keys.shape(3) == layer.key_dim && values.shape(3) == layer.value_dim)),
+           "a row's storage has another shape than its keys and values");
+    expect(base >= 0 && base <= position && position - base < capacity, "a row's storage has no room for its next token");
+    expect(base <= std::max<int64_t>(0, position + 1 - layer.reach), "a row's storage begins after what it sees");
+    // The data is written to, whoever else refers to it.
+    void *k = const_cast<char*>(keys.data<char>()), *v = const_cast<char*>(values.data<char>());
+    layer.spans[row] = {row, 1, position, base, k, v, keys.shape(2), table};
   }
 
   void take_part(bool is_caller) {
@@ -481,16 +510,14 @@ Program::Program(const mx::array& ids, const mx::array& positions, const mx::arr
     : recorded_(std::make_unique<Recorded>(ids, positions, result, num_layers)) {}
 Program::~Program() = default;
 
-mx::array Program::run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
-                       const std::vector<mx::array>& storage, const std::vector<int64_t>& bases) {
-  return recorded_->run(ids, positions, storage, bases);
+mx::array Program::run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions, const Storage& storage) {
+  return recorded_->run(ids, positions, storage);
 }
 
 std::map<std::string, std::pair<int, double>> Program::profile(const std::vector<int32_t>& ids,
                                                                const std::vector<int32_t>& positions,
-                                                               const std::vector<mx::array>& storage,
-                                                               const std::vector<int64_t>& bases) {
-  return recorded_->profile(ids, positions, storage, bases);
+                                                               const Storage& storage) {
+  return recorded_->profile(ids, positions, storage);
 }
 
 int Program::num_phases() const { return recorded_->num_phases(); }

@@ -11,6 +11,22 @@
 
 namespace mlxcel {
 
+// What a step writes to and reads from. Dense: keys and values by layer and row, [1, heads, capacity, dim], and the
+// position that each of these pairs begins with. Paged, where there are tables: keys and values by layer,
+// [1, heads, blocks of kPage, dim]; of each layer its group; and by group and row the table of blocks and the position that
+// it begins with, a multiple of kPage.
+struct Storage {
+  struct Table {
+    const int32_t* blocks;
+    int64_t count;
+  };
+
+  std::vector<mlx::core::array> arrays;
+  std::vector<int64_t> bases;
+  std::vector<Table> tables = {};
+  std::vector<int64_t> groups = {};
+};
+
 class Program {
  public:
   // Records how `result` follows from `ids` and `positions`, int32 [rows, 1] and [rows] that nobody has computed.
@@ -19,16 +35,13 @@ class Program {
           int num_layers);
   ~Program();
 
-  // One step. `storage` are keys and values by layer and row, [1, heads, capacity, dim], written in place; `bases`
-  // the position that each of these pairs begins with. Runs on the calling thread and the pool's.
+  // One step, of a token of each row, written into storage in place. Runs on the calling thread and the pool's.
   mlx::core::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
-                       const std::vector<mlx::core::array>& storage, const std::vector<int64_t>& bases);
+                       const Storage& storage);
 
   // One step on the calling thread alone: how often each operation ran, and for how many seconds in all.
   std::map<std::string, std::pair<int, double>> profile(const std::vector<int32_t>& ids,
-                                                        const std::vector<int32_t>& positions,
-                                                        const std::vector<mlx::core::array>& storage,
-                                                        const std::vector<int64_t>& bases);
+                                                        const std::vector<int32_t>& positions, const Storage& storage);
 
   int num_phases() const;
   std::vector<std::string> foreign() const;  // operations that are MLX's own

@@ -147,6 +147,17 @@ def test_the_first_token_that_differs(tokens, index):
     assert tree.divergence("another key", tokens) is None
 
 
+def test_what_is_dropped_is_told():
+    dropped = []
+    tree = PrefixTree(2 * BYTES, dropped=dropped.append)
+    fill(tree, blocks(1, 2))
+    fill(tree, blocks(3))
+    assert dropped == [blocks(1, 2)]
+    tree.clear()
+    assert dropped == [blocks(1, 2), blocks(1), blocks(3)]
+    assert tree.spans == []
+
+
 class Sequences(RuleBasedStateMachine):
     """Any order of inserting, borrowing, giving back, waiting and clearing, with a budget of seven blocks."""
 
@@ -169,9 +180,18 @@ class Sequences(RuleBasedStateMachine):
     def borrow(self, tokens, key):
         held = self.tree.held(key, tokens)
         loan = self.tree.borrow(key, tokens)
-        assert loan.num_tokens == held
         assert loan.spans == [tokens[:stop] for stop in range(BLOCK_TOKENS, held + 1, BLOCK_TOKENS)]
         self.loans.append((key, tokens[:held], loan))
+
+    @rule(tokens=prompts, key=keys)
+    def borrow_in_part(self, tokens, key):
+        held = self.tree.held(key, tokens, in_part=True)
+        assert 0 <= held - self.tree.held(key, tokens) < BLOCK_TOKENS
+        loan = self.tree.borrow(key, tokens[:held])
+        assert len(loan.nodes) == -(-held // BLOCK_TOKENS)
+        if loan.nodes:
+            assert loan.spans[-1][:held] == tokens[:held]
+        self.tree.release(loan)
 
     @precondition(lambda self: self.loans)
     @rule(which=st.integers(0, 100))

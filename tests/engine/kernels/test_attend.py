@@ -90,7 +90,7 @@ class Pool:
         edges = np.cumsum([0, *num_blocks])
         self.tables = [mx.array(order[a:b].astype(np.int32)) for a, b in itertools.pairwise(edges)]
         self.arrays = tuple(
-            mx.full((len(order), array.shape[1], PAGE, array.shape[3]), np.nan, rows[0].dtype)
+            mx.full((1, array.shape[1], len(order) * PAGE, array.shape[3]), np.nan, rows[0].dtype)
             for array in (rows[0].keys, rows[0].values)
         )
 
@@ -263,7 +263,7 @@ def test_pages_are_as_dense_storage(level, rng, dtype, dim, options):
 @pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1, -(2**31)])
 def test_a_table_that_leaves_the_pool_is_an_error_and_writes_nothing(compiled, bad):
     tokens = mx.ones((20, 2, 1, 32))
-    pools = tuple(mx.zeros((4, 2, PAGE, 32)) for _ in range(2))
+    pools = tuple(mx.zeros((1, 2, 4 * PAGE, 32)) for _ in range(2))
     tables = [mx.array([0], mx.int32), mx.array([1, bad], mx.int32)]
     mx.eval(pools)
     outputs = native.attend_paged(tokens, (tokens, tokens), pools, tables, [(0, 2, 0, 0), (2, 18, 0, 0)], 1.0)
@@ -276,7 +276,7 @@ def test_a_table_that_leaves_the_pool_is_an_error_and_writes_nothing(compiled, b
 
 
 def test_tables_and_pools_that_do_not_fit_are_refused(compiled):
-    tokens, pools = mx.ones((20, 2, 1, 32)), (mx.zeros((4, 2, PAGE, 32)), mx.zeros((4, 2, PAGE, 32)))
+    tokens, pools = mx.ones((20, 2, 1, 32)), (mx.zeros((1, 2, 4 * PAGE, 32)), mx.zeros((1, 2, 4 * PAGE, 32)))
     table = mx.array([1, 2], mx.int32)
     for tables, place, said in (
         ([table.astype(mx.uint32)], (0, 20, 0, 0), "a list of int32"),
@@ -288,7 +288,7 @@ def test_tables_and_pools_that_do_not_fit_are_refused(compiled):
         with pytest.raises(ValueError, match=said):
             native.attend_paged(tokens, None, pools, tables, [place], 1.0, 1)
     with pytest.raises(ValueError, match="storages are unlike"):
-        native.attend_paged(tokens, None, (pools[0], pools[1][:3]), [table], [(0, 20, 0, 0)], 1.0)
+        native.attend_paged(tokens, None, (pools[0], pools[1][:, :, :PAGE]), [table], [(0, 20, 0, 0)], 1.0)
 
 
 def test_a_window_forgets_whole_pages(level, rng):

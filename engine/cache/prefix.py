@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BLOCK_TOKENS = 16
+UNBOUNDED_BYTES = 1 << 60
 
 Block = tuple[int, ...]
+Spare = Callable[[], int]
 
 
 @dataclass(eq=False, slots=True)
@@ -49,14 +51,21 @@ class Loan:
 class PrefixTree:
     """Blocks by the key (whose they are) and the tokens that lead to them.
 
-    `num_bytes` never exceeds `budget_bytes`. A block unused for `ttl_s` seconds is dropped when the tree is next
+    `num_bytes` never exceeds `budget_bytes`, and never grows by more than the bytes that `spare` says are free; what
+    is dropped here is free there at once. A block unused for `ttl_s` seconds is dropped when the tree is next
     touched. Keys never share blocks.
     """
 
     def __init__(
-        self, budget_bytes: int, ttl_s: float = float("inf"), *, clock: Callable[[], float] = time.monotonic
+        self,
+        budget_bytes: int,
+        ttl_s: float = float("inf"),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        spare: Spare = lambda: UNBOUNDED_BYTES,
     ) -> None:
         self.budget_bytes = budget_bytes
+        self._spare = spare
         self._ttl_s = ttl_s
         self._clock = clock
         self.num_bytes = 0
@@ -155,6 +164,13 @@ class PrefixTree:
             self._drop(node)
             self.num_expired += 1
 
+    def evict(self, num_bytes: int) -> int:
+        """Drop cold blocks until so many bytes are free, or no more can go; the bytes that this freed."""
+        before = self.num_bytes
+        while before - self.num_bytes < num_bytes and self._evict_one():
+            pass
+        return before - self.num_bytes
+
     def clear(self) -> int:
         """Drop everything that nobody borrows; the bytes that this freed."""
         before = self.num_bytes
@@ -206,15 +222,23 @@ class PrefixTree:
         """Evict cold blocks until `num_blocks` more fit, or no more can go; how many fit. `keep` stays."""
         for node in keep:
             node.num_borrowers += 1
-        while self.budget_bytes - self.num_bytes < num_blocks * block_bytes:
-            coldest = self._coldest()
-            if coldest is None:
-                break
-            self._drop(coldest)
-            self.num_evicted += 1
+        while self._room() < num_blocks * block_bytes and self._evict_one():
+            pass
         for node in keep:
             node.num_borrowers -= 1
-        return min(num_blocks, (self.budget_bytes - self.num_bytes) // block_bytes)
+        return min(num_blocks, max(self._room(), 0) // block_bytes)
+
+    def _room(self) -> int:
+        return min(self.budget_bytes - self.num_bytes, self._spare())
+
+    def _evict_one(self) -> bool:
+        """Drop the coldest block, if there is one to drop."""
+        coldest = self._coldest()
+        if coldest is None:
+            return False
+        self._drop(coldest)
+        self.num_evicted += 1
+        return True
 
     def _coldest(self) -> Node | None:
         """The least recently used block that nobody borrows: a leaf, for those on it are colder."""

@@ -16,7 +16,7 @@ from engine.cache.ledger import Ledger, Memory, SharedContext, Unbounded
 from engine.cache.prompts import PromptCache
 from engine.cache.sizes import layers_of, row_bytes, token_bytes
 from engine.config import EngineConfig
-from engine.errors import ContextLengthExceeded, NeverFits, StepFailed
+from engine.errors import ConfigError, ContextLengthExceeded, NeverFits, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Forward, Span
 from engine.kernels import functions, native, portable
@@ -80,6 +80,12 @@ class Engine:
         else:
             self._forward = forward_of(loaded.model, loaded.vocab_size, verdict)
         self.verdict = verdict
+        if config.cache_dtype != "auto" and not self._forward.stores:
+            raise ConfigError(
+                "cache_dtype",
+                f"cache_dtype {config.cache_dtype} would change nothing: this model's layers keep what they keep in "
+                "types of their own",
+            )
         compiled = functions.are_used_by(loaded.model) and self._forward.by_handles
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
         self.num_slots = config.num_slots(batches=self._forward.batches)
@@ -100,11 +106,15 @@ class Engine:
 
     def _set_memory_aside(self, loaded: LoadedModel) -> None:
         """Decide what rows, prompt cache and prefill pieces may take of what the weights leave free."""
-        config, in_place = self.config, functions.are_used_by(loaded.model) and self._forward.by_handles
+        config = self.config
         longest = piece_tokens(config.prefill_chunk_size, on_grid=self._forward.on_grid)
         layers = layers_of(loaded.model, self._forward.cache_dtype)
         self._transient = transient_of(
-            loaded.model, loaded.config, vocab_size=loaded.vocab_size, keeps_scores=not in_place
+            loaded.model,
+            loaded.config,
+            vocab_size=loaded.vocab_size,
+            mode=self.verdict.mode,
+            compiled=functions.are_used_by(loaded.model),
         )
         self._budget = budget(
             config.kv_cache_budget,

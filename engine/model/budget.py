@@ -11,14 +11,21 @@ from typing import Any
 import mlx.core as mx
 
 from engine.plan import ALONE_MAX_TOKENS, GRID_TOKENS, ROUND_TOKENS
+from engine.probe import BY_HANDLES
 from engine.size import Bound
 
 SHARE = 0.9  # of what is free: the rest is for the operating system, Python, and what the estimates miss
 PIECE_SHARE = 0.25  # of what is free, at most, for a prefill piece
 FLOAT_BYTES = 4
-SCORE_COPIES = 2  # the scores, and their softmax
+# How often something is there at once, found by measuring peaks over families of every kind, and rounded up.
+OUTPUT_COPIES = 4  # a layer's output, and what norms, gates and rotations make of it
+SCORE_COPIES = 2  # attention's scores, and their softmax
+OWN_SCORE_COPIES = 5  # the same where the model computes and masks them itself
+SCAN_COPIES, SCAN_TOKENS = 6, 256  # mlx-lm's state-space scans go over so many tokens at once, pair by pair
+SCAN_HEADS = ("mamba_n_heads", "mamba_num_heads", "num_heads")
 LOGIT_COPIES = 4  # the logits, and what the sampler sorts
 EXPERTS = 8  # that a token is given to, where the configuration does not say
+FUSED_HEAD_DIMS = (64, 80, 128)  # for which a GPU attends without keeping the scores of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +33,8 @@ class Transient:
     """What one prefill forward takes on its way, in bytes: for each of its tokens, for each pair of a token and one
     that it sees, and for each row that gets logits.
 
-    `token_bytes` are the outputs of all layers of the widest block, as if none were freed before its end; blocks
-    run one after the other. `pair_bytes` are attention's scores, 0 where it keeps none.
+    `token_bytes` are the outputs of all layers of the widest block, as if none were freed before its end, and some
+    copies of them; blocks run one after the other. `pair_bytes` are attention's scores, 0 where it keeps none.
     """
 
     token_bytes: int
@@ -53,8 +60,13 @@ class Transient:
         return fitting * ROUND_TOKENS
 
 
-def transient_of(model: Any, config: Mapping[str, Any], *, vocab_size: int, keeps_scores: bool) -> Transient:
-    """The estimate for `model`, whose checkpoint says `config`. `keeps_scores`: attention is not fused here."""
+def transient_of(
+    model: Any, config: Mapping[str, Any], *, vocab_size: int, mode: str | None, compiled: bool
+) -> Transient:
+    """The estimate for `model`, whose checkpoint says `config` and which runs in `mode`, None: not known yet.
+
+    `compiled` says whether the kernels are used; they attend in `spans` alone when a prompt is stored.
+    """
     said = {**config, **(config.get("text_config") or {})}
     experts = int(said.get("num_experts_per_tok") or EXPERTS)
     widths: dict[str, int] = {}
@@ -63,11 +75,21 @@ def transient_of(model: Any, config: Mapping[str, Any], *, vocab_size: int, keep
         if block and isinstance(module.get("weight"), mx.array):
             widths[block] = widths.get(block, 0) + _width(module.weight, experts)
     heads = int(said.get("num_attention_heads") or 0)
+    scan_heads = next((int(said[name]) for name in SCAN_HEADS if isinstance(said.get(name), int)), 0)
+    values = OUTPUT_COPIES * max(widths.values(), default=0) + SCAN_COPIES * SCAN_TOKENS * scan_heads
     return Transient(
-        token_bytes=FLOAT_BYTES * max(widths.values(), default=0),
-        pair_bytes=FLOAT_BYTES * SCORE_COPIES * heads if keeps_scores else 0,
+        token_bytes=FLOAT_BYTES * values,
+        pair_bytes=FLOAT_BYTES * heads * _score_copies(said, heads, mode, compiled),
         logit_bytes=FLOAT_BYTES * LOGIT_COPIES * vocab_size,
     )
+
+
+def _score_copies(said: Mapping[str, Any], heads: int, mode: str | None, compiled: bool) -> int:
+    if mode not in (None, *BY_HANDLES):
+        return OWN_SCORE_COPIES
+    head_dim = said.get("head_dim") or (said.get("hidden_size") or 0) // max(heads, 1)
+    fused = mx.default_device() != mx.Device(mx.cpu) and head_dim in FUSED_HEAD_DIMS
+    return 0 if fused or (compiled and mode == "spans") else SCORE_COPIES
 
 
 def _block(name: str) -> str:

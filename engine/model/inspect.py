@@ -153,7 +153,8 @@ def describe(
         loaded.model,
         loaded.config,
         vocab_size=loaded.vocab_size,
-        keeps_scores=not (compiled and mode in BY_HANDLES),
+        mode=mode,
+        compiled=compiled,
     )
     named = loaded.config.get("architectures")
     return Description(

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from engine.errors import ConfigError
 from engine.request import Sampling
-from engine.size import Bound, Size
+from engine.size import AUTO, Bound, Size
 
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 GREEDY = Sampling(temperature=0.0)
@@ -108,10 +108,13 @@ class EngineConfig:
         "rows share one context, or each has its part; not given: shared, unless --parallel says how many run",
     )
     kv_cache_budget: Bound = setting(
-        Bound("auto"), "most bytes for what rows and prompt cache keep; auto: what is free beside the weights"
+        AUTO, "most bytes that rows and prompt cache keep; auto: what is free beside the weights; none: no bound"
     )
     kv_admission_watermark: float = setting(
-        0.01, "share of that which a request leaves free when it starts while others decode", minimum=0, maximum=0.5
+        0.01,
+        "share of that which a request leaves free when it starts while others decode",
+        minimum=0,
+        maximum=0.5,
     )
     enable_preemption: bool = setting(
         False, "let a request of higher priority take the place of one that runs, which goes on later"

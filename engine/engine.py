@@ -83,8 +83,8 @@ class Engine:
         if config.cache_dtype != "auto" and not self._forward.stores:
             raise ConfigError(
                 "cache_dtype",
-                f"cache_dtype {config.cache_dtype} would change nothing: this model's layers keep what they keep in "
-                "types of their own",
+                f"cache_dtype {config.cache_dtype} would change nothing: this model's layers keep what they keep "
+                "in types of their own",
             )
         compiled = functions.are_used_by(loaded.model) and self._forward.by_handles
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
@@ -247,6 +247,8 @@ class Engine:
         ):
             self._run_ahead(tick.decode)
             return self._unheard()
+        for piece in tick.prefill:  # first of all: what the plan found in the prompt cache is still there
+            self._open(piece.row, piece.start)
         self._read()
         live = tuple(row for row in tick.decode if row.finish_reason is None)
         self._in_flight = self._submit(tick.prefill, live)
@@ -352,7 +354,6 @@ class Engine:
         spans, sampled, draws = [], [], []
         for piece in pieces:
             row = piece.row
-            self._open(row, piece.start)
             spans.append(Span(row.storage, row.prefill_tokens[piece.start : piece.stop], sample=piece.is_last))
             row.cursor = piece.stop
             if piece.is_last:
@@ -423,8 +424,8 @@ def _memory_note(storable: Storable) -> str:
     if storable.budget_bytes is None:
         return "memory: what is stored is not bounded, as asked"
     return (
-        f"memory: {human_bytes(storable.budget_bytes)} for rows and prompt cache, {human_bytes(storable.token_bytes)} "
-        f"for each token, {human_bytes(storable.row_bytes)} at most for a row"
+        f"memory: {human_bytes(storable.budget_bytes)} for rows and prompt cache, "
+        f"{human_bytes(storable.token_bytes)} for each token, {human_bytes(storable.row_bytes)} at most for a row"
     )
 
 

@@ -68,8 +68,8 @@ class PrefillPlan:
     runs, and so does what is adopted. `held` says how many of a row's tokens others have stored by now, up to a
     place where going on reproduces the cold plan.
 
-    `fits` says how many tokens a piece that begins at a position may have for its forward to stay within the memory
-    set aside for it. On the grid that bounds nothing: other cuts would be other results.
+    `fits` says how many tokens a piece that begins at a position may have for its forward to stay within the
+    memory set aside for it. On the grid that bounds nothing: other cuts would be other results.
     """
 
     def __init__(

@@ -70,8 +70,8 @@ class Row:
     """One sequence while it lives. `limit_tokens` bounds its new tokens. `prefill_tokens` are stored before it
     decodes: its prompt, and where it was preempted the output so far; `cursor` counts those that are stored.
 
-    `num_cached` are prompt tokens that were not computed for it when it first ran. `cache_miss` is the index of the
-    first prompt token that differs from something kept that goes on there, if there was such a thing then.
+    `num_cached` are prompt tokens that were not computed for it when it first ran. `cache_miss` is the index of
+    the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step.
     """
@@ -129,8 +129,8 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Storable:
-    """What may be stored: `budget_bytes` for rows and prompt cache, None where nothing bounds it; `weight_bytes` lie
-    beside. Each further token of a long row takes `token_bytes`, a row that fills its context `row_bytes`.
+    """What may be stored: `budget_bytes` for rows and prompt cache, None where nothing bounds it; `weight_bytes`
+    lie beside. Each further token of a long row takes `token_bytes`, a row that fills its context `row_bytes`.
     """
 
     budget_bytes: int | None

@@ -37,4 +37,7 @@ class Bound(str):
     @property
     def num_bytes(self) -> int | None:
         """The size, or None for a word."""
-        return None if self in ("auto", "none") else Size(self)
+        return None if self in ("auto", "none") else int(Size(self))
+
+
+AUTO = Bound("auto")

@@ -15,11 +15,9 @@ from engine.sample.chain import sample
 from engine.scheduler import Scheduler
 
 
-def drive(engine, requests, plan=None, *, preempts=False, on_tick=lambda scheduler: None):
+def drive(engine, requests, plan=None, *, on_tick=lambda scheduler: None):
     """Run requests as the loop does; their tokens and rows. Prefilled tokens are what was not adopted."""
-    scheduler = Scheduler(
-        plan or engine.plan(), num_slots=len(requests), memory=engine.memory, preempts=preempts
-    )
+    scheduler = Scheduler(plan or engine.plan(), num_slots=len(requests), memory=engine.memory)
     rows = [engine.submit(request) for request in requests]
     for row in rows:
         scheduler.add(row)

@@ -1,8 +1,8 @@
 """Who may store how much: the books of what rows have set aside, kept before a byte is taken.
 
-An allocation that is too large kills the process, so the scheduler asks here first. `Ledger` counts bytes, for rows
-that own their buffers; `SharedContext` counts tokens, for rows that share one context. They know no arrays and no
-model: what a row takes and what can be dropped for it is given.
+An allocation that is too large kills the process, so the scheduler asks here first. `Ledger` counts bytes, for
+rows that own their buffers; `SharedContext` counts tokens, for rows that share one context. They know no arrays
+and no model: what a row takes and what can be dropped for it is given.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ class Memory(Protocol):
         ...
 
     def lacks(self, num_tokens: int) -> str | None:
-        """Why a prompt of so many tokens could never be admitted, or None. The same for ever, and on any thread."""
+        """Why a prompt of so many tokens could never be admitted, or None. The same for ever, on any thread."""
         ...
 
     def check(self) -> None:
@@ -117,8 +117,8 @@ class Ledger:
         if wanted <= self.budget_bytes:
             return None
         return (
-            f"a prompt of {num_tokens} tokens and {AHEAD_TOKENS} new ones take {human_bytes(wanted)}{self._beside}, "
-            f"and all that is stored may take {human_bytes(self.budget_bytes)}"
+            f"a prompt of {num_tokens} tokens and {AHEAD_TOKENS} new ones take {human_bytes(wanted)}{self._beside}"
+            f", and all that is stored may take {human_bytes(self.budget_bytes)}"
         )
 
     def check(self) -> None:

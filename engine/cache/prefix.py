@@ -51,8 +51,8 @@ class Loan:
 class PrefixTree:
     """Blocks by the key (whose they are) and the tokens that lead to them.
 
-    `num_bytes` never exceeds `budget_bytes`, and never grows by more than the bytes that `spare` says are free; what
-    is dropped here is free there at once. A block unused for `ttl_s` seconds is dropped when the tree is next
+    `num_bytes` never exceeds `budget_bytes`, and never grows by more than the bytes that `spare` says are free;
+    what is dropped here is free there at once. A block unused for `ttl_s` seconds is dropped when the tree is next
     touched. Keys never share blocks.
     """
 

@@ -1,7 +1,7 @@
-"""How many bytes rows and prompt cache may take, and how long a prefill piece may be for its forward to fit beside.
+"""How many bytes rows and prompt cache may take, and how long a prefill piece may be to fit beside them.
 
-What a forward takes on its way is estimated from the shapes of the weights, always upwards. Reads no clock and
-evaluates nothing; how much memory is free is given.
+What a forward takes on its way is estimated from the shapes of the weights, upwards where in doubt; a scan written
+by hand may still take more. Evaluates nothing; how much memory is free is given.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ FUSED_HEAD_DIMS = (64, 80, 128)  # for which a GPU attends without keeping the s
 
 @dataclass(frozen=True, slots=True)
 class Transient:
-    """What one prefill forward takes on its way, in bytes: for each of its tokens, for each pair of a token and one
-    that it sees, and for each row that gets logits.
+    """What one prefill forward takes on its way, in bytes: for each of its tokens, for each pair of a token and
+    one that it sees, and for each row that gets logits.
 
     `token_bytes` are the outputs of all layers of the widest block, as if none were freed before its end, and some
     copies of them; blocks run one after the other. `pair_bytes` are attention's scores, 0 where it keeps none.
@@ -133,9 +133,9 @@ def budget(
 ) -> Budget:
     """What is set aside of `free_bytes`, with the weights loaded.
 
-    A forward gets what a piece of `piece_tokens` at the context's end may take, if that is no more than a quarter of
-    all, and in any case what the shortest takes. Rows and prompt cache get what was `asked` for, or nine tenths of
-    all less what the forward gets and the logits of all rows.
+    A forward gets what a piece of `piece_tokens` at the context's end may take, if that is no more than a quarter
+    of all, and in any case what the shortest takes. Rows and prompt cache get what was `asked` for, or nine tenths
+    of all less what the forward gets and the logits of all rows.
     """
     if asked == "none":
         return Budget(None, None)

@@ -20,7 +20,8 @@ from engine.model.load import LoadedModel, load
 from engine.model.placement import Placement, placement
 from engine.model.store import TOKENIZER_FILES, default_home
 from engine.probe import BY_HANDLES, Verdicts
-from engine.size import Bound
+from engine.size import AUTO, Bound
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -97,9 +98,7 @@ class Description:
         states = sum(group.count * group.fixed_bytes for group in self.layers)
         return states + sum(group.count * group.token_bytes * group.window for group in self.layers)
 
-    def fit(
-        self, num_slots: int, num_tokens: int, *, asked: Bound = Bound("auto"), chunk_tokens: int = 0
-    ) -> Fit:
+    def fit(self, num_slots: int, num_tokens: int, *, asked: Bound = AUTO, chunk_tokens: int = 0) -> Fit:
         """`num_slots` rows of `num_tokens` each; the last two are the settings of budget and prefill pieces."""
         longest = piece_tokens(chunk_tokens, on_grid=self.decode_mode not in (None, "spans"))
         given = budget(

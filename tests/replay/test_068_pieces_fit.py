@@ -1,4 +1,4 @@
-"""Case 68: where attention keeps its scores, pieces get shorter as the prompt gets longer, and nobody is aborted."""
+"""Case 68: where attention keeps its scores, pieces get shorter as the prompt goes on, and nobody is aborted."""
 
 from pathlib import Path
 
@@ -24,7 +24,9 @@ async def test_a_long_prompt_is_stored_in_shorter_and_shorter_pieces(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.engine.available_bytes", lambda: FREE)
-    async with served(wide, prefill_chunk_size=1000, no_prompt_cache=True, kv_cache_budget=Bound("64MB")) as service:
+    async with served(
+        wide, prefill_chunk_size=1000, no_prompt_cache=True, kv_cache_budget=Bound("64MB")
+    ) as service:
         answered = await service.answer(COMPLETIONS, BODY)
         engine = service.engine
         pieces = [piece for tick in engine.ticks for piece in tick.prefill]
@@ -45,7 +47,11 @@ async def test_what_can_never_be_stored_is_refused_before_the_stream(wide: Path,
         response = await service.post(COMPLETIONS, BODY | {"stream": streamed})
         assert response.status_code == 400
         error = response.json()["error"]
-        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "memory_exceeded", "prompt")
+        assert (error["type"], error["code"], error["param"]) == (
+            "invalid_request_error",
+            "memory_exceeded",
+            "prompt",
+        )
         assert error["message"].startswith("a prompt of 3000 tokens and 2 new ones take ")
         assert "may take 5.0 MB" in error["message"]
         assert service.engine.ticks == []

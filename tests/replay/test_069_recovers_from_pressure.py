@@ -1,4 +1,4 @@
-"""Case 69: under pressure cold prefixes go, requests wait, and only what can never fit is refused; then all is free."""
+"""Case 69: under pressure cold prefixes go and requests wait, and only what can never fit is refused."""
 
 import asyncio
 from pathlib import Path

@@ -9,7 +9,17 @@ from engine.size import Bound
 from tests.engines import Watched
 from tests.zoo import write_zoo, zoo_model
 
-FAMILIES = ("llama", "gemma3_text", "deepseek_v2", "deepseek_v3", "mixtral", "qwen3_next", "mamba2", "gemma2", "rwkv7")
+FAMILIES = (
+    "llama",
+    "gemma3_text",
+    "deepseek_v2",
+    "deepseek_v3",
+    "mixtral",
+    "qwen3_next",
+    "mamba2",
+    "gemma2",
+    "rwkv7",
+)
 PIECE = Transient(token_bytes=1000, pair_bytes=10, logit_bytes=5000)
 
 

@@ -264,9 +264,9 @@ class Machine:
     def run(self, most_ticks=5000):
         """To the end, which must come."""
         for _ in range(most_ticks):
-            if not self.sched.has_work and not self.unread:
+            if not self.sched.has_work:
                 break
-            assert self.step() or self.unread, "rows wait and nothing runs"
+            assert self.step(), "rows wait and nothing runs"
         assert not self.sched.has_work
         for one in self.ended:
             assert self.said[one] == [*range(one.limit_tokens)]

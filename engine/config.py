@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from engine.errors import ConfigError
 from engine.request import Sampling
-from engine.size import Size
+from engine.size import AUTO, Bound, Size
 
 STORAGE_BACKENDS = ("auto", "dense", "paged")
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -104,6 +104,22 @@ class EngineConfig:
     prefill_grant_interval: int = setting(
         16, "decode steps between two pieces of a long prompt while others decode", minimum=1
     )
+    kv_unified: bool | None = setting(
+        None,
+        "rows share one context, or each has its part; not given: shared, unless --parallel says how many run",
+    )
+    kv_cache_budget: Bound = setting(
+        AUTO, "most bytes that rows and prompt cache keep; auto: what is free beside the weights; none: no bound"
+    )
+    kv_admission_watermark: float = setting(
+        0.01,
+        "share of that which a request leaves free when it starts while others decode",
+        minimum=0,
+        maximum=0.5,
+    )
+    enable_preemption: bool = setting(
+        False, "let a request of higher priority take the place of one that runs, which goes on later"
+    )
     lookahead: bool | None = setting(
         None, "submit a step before the last is read; None: where it gains", flag=False
     )
@@ -160,6 +176,29 @@ class EngineConfig:
                 f"a context of {self.ctx_size} tokens was asked for, but the model was made for {of_model}",
             )
         return self.ctx_size or of_model
+
+    def slot_context(self, of_model: int, num_slots: int) -> int:
+        """The most tokens that one of `num_slots` rows may have, prompt and answer. Raises ConfigError.
+
+        Where rows share a context it is all of it, else each row's part.
+        """
+        context = self.context_length(of_model)
+        if num_slots == 1 or self.shares_context:
+            return context
+        if context < num_slots:
+            raise ConfigError(
+                "ctx_size", f"a context of {context} tokens cannot be split over {num_slots} requests"
+            )
+        return context // num_slots
+
+    def shared_context(self, num_slots: int) -> int | None:
+        """The most tokens that all rows together may have, or None: as many as there is memory for."""
+        return self.ctx_size or None if num_slots > 1 and self.shares_context else None
+
+    @property
+    def shares_context(self) -> bool:
+        """Whether rows that run at once share one context."""
+        return self.parallel <= 1 if self.kv_unified is None else self.kv_unified
 
     def num_slots(self, *, batches: bool) -> int:
         """How many rows run at once; `batches` says whether the model family gains from company."""

@@ -12,19 +12,24 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.cache import adapter, dtype
+from engine.cache.ledger import BlockLedger, Group, Ledger, Memory, SharedContext, Unbounded
 from engine.cache.pages import Pages
 from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.prompts import PromptCache
+from engine.cache.rows import RowStorage
+from engine.cache.sizes import block_bytes, layers_of, row_bytes, token_bytes
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ContextLengthExceeded, StepFailed
+from engine.errors import ConfigError, ContextLengthExceeded, NeverFits, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Forward, Span
 from engine.kernels import functions, native, portable
+from engine.model.budget import budget, piece_tokens, transient_of
 from engine.model.load import LoadedModel, load
+from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import default_home
 from engine.plan import Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_of, probe
-from engine.request import Event, Failed, Progress, Request, Row, Sampling
+from engine.request import Event, Failed, Progress, Request, Row, Sampling, Storable
 from engine.sample.chain import sample
 from engine.sample.state import Draw, draw_of
 from engine.text.template import ChatTemplate
@@ -62,7 +67,6 @@ class Engine:
         adapter.install_attention()
         self.config = config
         self._sample = sampler
-        self.context_length = config.context_length(loaded.context_length)
         self.vocab_size = loaded.vocab_size
         self.default_sampling: Sampling = config.default_sampling(loaded.sampling)
         tokenizer = loaded.tokenizer
@@ -79,11 +83,18 @@ class Engine:
         else:
             self._forward = forward_of(loaded.model, loaded.vocab_size, verdict)
         self.verdict = verdict
+        if config.cache_dtype != "auto" and not self._forward.stores:
+            raise ConfigError(
+                "cache_dtype",
+                f"cache_dtype {config.cache_dtype} would change nothing: this model's layers keep what they keep "
+                "in types of their own",
+            )
         compiled = functions.are_used_by(loaded.model) and self._forward.by_handles
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
         self.num_slots = config.num_slots(batches=self._forward.batches)
+        self.context_length = config.slot_context(loaded.context_length, self.num_slots)
         storage_note = self._choose_storage(compiled)
-        self.prompts = PromptCache(config, self._forward.kinds, self._forward.pages)
+        self._set_memory_aside(loaded)
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
         self._events: list[Event] = []
@@ -94,7 +105,8 @@ class Engine:
             _cache_note(self._forward),
             f"storage: {storage_note}",
             self.prompts.note,
-            f"context: {self.context_length} tokens, slots: {self.num_slots}",
+            _context_note(self.context_length, self.num_slots, config.shared_context(self.num_slots)),
+            _memory_note(self.storable),
         )
 
     def _choose_storage(self, compiled: bool) -> str:
@@ -111,6 +123,81 @@ class Engine:
             return f"dense ({missing or ('as asked' if asked == 'dense' else 'one slot')})"
         forward.pages = Pages(forward.kinds, forward.cache_dtype)
         return f"paged (blocks of {BLOCK_TOKENS} tokens)"
+
+    def _set_memory_aside(self, loaded: LoadedModel) -> None:
+        """Decide what rows, prompt cache and prefill pieces may take of what the weights leave free."""
+        config, pages = self.config, self._forward.pages
+        longest = piece_tokens(config.prefill_chunk_size, on_grid=self._forward.on_grid)
+        layers = layers_of(loaded.model, self._forward.cache_dtype)
+        self._transient = transient_of(
+            loaded.model,
+            loaded.config,
+            vocab_size=loaded.vocab_size,
+            mode=self.verdict.mode,
+            compiled=functions.are_used_by(loaded.model),
+        )
+        self._budget = budget(
+            config.kv_cache_budget,
+            available_bytes(),
+            self._transient,
+            piece_tokens=longest,
+            context_tokens=self.context_length,
+            num_rows=self.num_slots,
+        )
+        groups = []
+        if pages:
+            pages.block_bytes = [block_bytes(layers, window) for window in pages.windows]
+            groups = list(map(Group, pages.blocks, pages.windows, pages.block_bytes))
+
+        def bytes_of_row(num_tokens: int) -> int:
+            if groups:
+                return sum(group.row_bytes(num_tokens, longest) for group in groups)
+            return row_bytes(layers, num_tokens, longest)
+
+        self.storable = Storable(
+            budget_bytes=self._budget.cache_bytes,
+            weight_bytes=loaded.weight_bytes,
+            token_bytes=token_bytes(layers),
+            row_bytes=bytes_of_row(self.context_length),
+        )
+        watermark, budget_bytes = config.kv_admission_watermark, self._budget.cache_bytes
+        beside = f" beside {human_bytes(loaded.weight_bytes)} of weights"
+        self.memory: Memory = Unbounded()
+        if budget_bytes is None:
+            self.prompts = PromptCache(config, self._forward.kinds, pages=pages)
+        elif groups:
+            blocks = BlockLedger(
+                budget_bytes,
+                groups,
+                piece_tokens=longest,
+                watermark=watermark,
+                claim=self._claim,
+                accept=lambda row, storage: self.prompts.adopted(row, storage),
+                evict=lambda num_bytes: self.prompts.evict(num_bytes),
+                beside=beside,
+            )
+            self.prompts = PromptCache(config, self._forward.kinds, blocks.spare_for_cache, pages)
+            self.memory = blocks
+        else:
+            ledger = Ledger(
+                budget_bytes,
+                bytes_of_row,
+                watermark=watermark,
+                held=lambda: self.prompts.num_bytes,
+                evict=lambda num_bytes: self.prompts.evict(num_bytes),
+                beside=beside,
+            )
+            self.prompts = PromptCache(config, self._forward.kinds, ledger.spare_bytes)
+            self.memory = ledger
+        if (shared := config.shared_context(self.num_slots)) is not None:
+            self.memory = SharedContext(shared, self.memory, watermark=watermark)
+
+    def _claim(self, row: Row) -> RowStorage:
+        """Storage for `row` that begins with all it can reuse."""
+        storage = self._forward.open()
+        if num_tokens := self.prompts.held(row, lambda hit: True):
+            self.prompts.lend(row, num_tokens, storage)
+        return storage
 
     @classmethod
     def open(cls, config: EngineConfig) -> "Engine":
@@ -153,13 +240,21 @@ class Engine:
             on_grid=self._forward.on_grid,
             tokens_per_s=self.verdict.tokens_per_s,
             held=self.prompts.held,
+            fits=self._most_tokens,
         )
 
+    def _most_tokens(self, start: int) -> int:
+        """The longest piece from the position `start` on whose forward fits into what is set aside for it."""
+        most_bytes = self._budget.piece_bytes
+        return self.context_length if most_bytes is None else self._transient.most_tokens(start, most_bytes)
+
     def submit(self, request: Request) -> Row:
-        """A row for `request`, without arrays yet. Raises ContextLengthExceeded."""
+        """A row for `request`, without arrays yet. Raises ContextLengthExceeded and NeverFits."""
         num_prompt = len(request.prompt)
         if num_prompt >= self.context_length:
             raise ContextLengthExceeded(num_prompt, self.context_length)
+        if lacking := self.memory.lacks(num_prompt):
+            raise NeverFits(lacking)
         assert num_prompt > 0, "an empty prompt is refused before"
         assert all(0 <= token < self.vocab_size for token in request.prompt), "prompt ids are checked before"
         bounds = [self.context_length - num_prompt]
@@ -184,11 +279,14 @@ class Engine:
         return self.run(Tick(decode=tuple(rows)))
 
     def run(self, tick: Tick) -> list[Event]:
-        """Run one forward over the tick's spans, the sampler step and the finish step.
+        """Run one forward over the tick's spans, the sampler step and the finish step, or preempt the tick's rows.
 
         With lookahead, a tick that only decodes submits its forward and returns the events of the one before,
         unless a draw needs the very token that is not read yet.
         """
+        if tick.preempt:
+            self._preempt(tick.preempt)
+            return self._unheard()
         if (
             self._lookahead
             and not tick.prefill
@@ -196,10 +294,15 @@ class Engine:
         ):
             self._run_ahead(tick.decode)
             return self._unheard()
+        for piece in tick.prefill:  # first of all: what the plan found in the prompt cache is still there
+            self._open(piece.row, piece.start)
         self._read()
         live = tuple(row for row in tick.decode if row.finish_reason is None)
         self._in_flight = self._submit(tick.prefill, live)
-        return self.finish_rows()
+        events = self.finish_rows()
+        if tick.prefill:
+            self._give_buffers_back()
+        return events
 
     def finish_rows(self) -> list[Event]:
         """Read the forward in flight, if any, and put its tokens through the finish step."""
@@ -214,7 +317,7 @@ class Engine:
         self._in_flight = None
         now_s = time.perf_counter()
         for piece in flying.pieces:
-            self._events.append(Progress(piece.row, piece.stop, len(piece.row.request.prompt)))
+            self._events.append(Progress(piece.row, piece.stop, len(piece.row.prefill_tokens)))
             self.prompts.stored(piece.row)
         for row, token in zip(flying.rows, tokens, strict=True):
             if row.finish_reason is None:
@@ -240,11 +343,37 @@ class Engine:
             self.release(row)
             return Failed(row, StepFailed(f"the new token could not be turned into text: {fault}"))
 
+    def _preempt(self, rows: Sequence[Row]) -> None:
+        """Take the storage of `rows`, once no step in flight holds them; what it had is kept for others, and for
+        them when they go on.
+        """
+        try:
+            self._read()
+        finally:
+            for row in rows:
+                if row.finish_reason is None:
+                    self._keep(row)
+                    self.release(row)
+                    row.start_over()
+
+    def _keep(self, row: Row) -> None:
+        """Give what `row` has stored to the prompt cache; a fault there is no fault of the row's."""
+        try:
+            self.prompts.ended(row)
+        except Exception:
+            log.exception("what request %s had stored could not be kept", row.request.id)
+
+    def _give_buffers_back(self) -> None:
+        """Bound what MLX keeps of a prefill forward's buffers for the next, which is of another shape."""
+        most_bytes = self._budget.piece_bytes
+        if most_bytes is not None and mx.get_cache_memory() > most_bytes:
+            mx.clear_cache()
+
     def cancel(self, row: Row) -> None:
         """End `row`; what it has stored is kept for others, but for what a step in flight still writes."""
         row.finish_reason = "cancelled"
         if self._in_flight is None:
-            self.prompts.ended(row)
+            self._keep(row)
         self.release(row)
 
     def kv_bytes(self, rows: Iterable[Row]) -> int:
@@ -287,8 +416,7 @@ class Engine:
         spans, sampled, draws = [], [], []
         for piece in pieces:
             row = piece.row
-            self._open(row, piece.start)
-            spans.append(Span(row.storage, row.request.prompt[piece.start : piece.stop], sample=piece.is_last))
+            spans.append(Span(row.storage, row.prefill_tokens[piece.start : piece.stop], sample=piece.is_last))
             row.cursor = piece.stop
             if piece.is_last:
                 sampled.append(row)
@@ -309,13 +437,13 @@ class Engine:
 
     def _open(self, row: Row, start: int) -> None:
         """Let `row` go on at `start`: with the storage it has, with an empty one, or behind adopted tokens."""
-        is_new = row.storage is None
+        is_new = not row.started_s
         if is_new:
             row.started_s = time.perf_counter()
         if start > row.cursor:
             self.release(row)
             self.prompts.adopt(row, start, self._forward.open())
-        elif is_new:
+        elif row.storage is None:
             row.storage = self._forward.open()
         if is_new:
             self.prompts.begun(row)
@@ -348,6 +476,20 @@ def _cache_note(forward: Forward) -> str:
         return "cache: what the model keeps, in its own types"
     kept = "in the model's type" if forward.cache_dtype is None else f"as {dtype.name_of(forward.cache_dtype)}"
     return f"cache: keys and values {kept}"
+
+
+def _context_note(context_length: int, num_slots: int, shared: int | None) -> str:
+    together = "" if shared is None else f", {shared} for all that run at once"
+    return f"context: {context_length} tokens, slots: {num_slots}{together}"
+
+
+def _memory_note(storable: Storable) -> str:
+    if storable.budget_bytes is None:
+        return "memory: what is stored is not bounded, as asked"
+    return (
+        f"memory: {human_bytes(storable.budget_bytes)} for rows and prompt cache, "
+        f"{human_bytes(storable.token_bytes)} for each token, {human_bytes(storable.row_bytes)} at most for a row"
+    )
 
 
 def leave_thread() -> None:

@@ -14,6 +14,7 @@ A person's fault is a type below `UserError`, whose message can be shown as it i
     │   │   └── FetchFailed
     │   └── RequestError            one request
     │       ├── ContextLengthExceeded
+    │       ├── NeverFits
     │       ├── NoChatTemplate
     │       └── TemplateFailed
     └── EngineFault
@@ -89,6 +90,13 @@ class ContextLengthExceeded(RequestError):
         )
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
+
+
+class NeverFits(RequestError):
+    """The prompt could not be stored even if nothing else were; the message has the arithmetic."""
+
+    def __init__(self, message: str, *, param: str = "messages") -> None:
+        super().__init__(message, param=param, hint="see --kv-cache-budget")
 
 
 class NoChatTemplate(RequestError):

@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, StepFailed
 from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
-from engine.request import Event, Failed, Output, Progress, Request, Row, Sampling
+from engine.request import Event, Failed, Output, Progress, Request, Row, Sampling, Storable
 from engine.scheduler import Scheduler
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
@@ -37,7 +37,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What the rest of the process may know of the loaded model; safe to use from any thread."""
+    """What the rest of the process may know of the loaded model; safe to use from any thread.
+
+    `lacks` says why a prompt of so many tokens could never be stored, or None.
+    """
 
     tokens: Tokens
     template: ChatTemplate
@@ -45,6 +48,8 @@ class ServedModel:
     default_sampling: Sampling
     num_slots: int
     notes: tuple[str, ...]
+    storable: Storable
+    lacks: Callable[[int], str | None]
     cuts_at_turns: bool = False
 
 
@@ -203,7 +208,8 @@ class EngineLoop:
         if row is None or ticket is None:
             return None
         decoded = len(row.output)
-        return Slot(ticket.number, row.request, row.cursor, decoded, row.limit_tokens - decoded)
+        stored = min(row.cursor, len(row.request.prompt))
+        return Slot(ticket.number, row.request, stored, decoded, row.limit_tokens - decoded)
 
     def silent_s(self) -> float:
         """How long work has been in flight without a token or a stored piece; 0 when there is none."""
@@ -228,6 +234,8 @@ class EngineLoop:
             engine.default_sampling,
             engine.num_slots,
             engine.notes,
+            engine.storable,
+            engine.memory.lacks,
             engine.cuts_at_turns,
         )
         self._on_state()
@@ -247,6 +255,8 @@ class EngineLoop:
             num_slots=engine.num_slots,
             max_batch_size=self.config.max_batch_size,
             grant_interval=self.config.prefill_grant_interval,
+            memory=engine.memory,
+            preempts=self.config.enable_preemption,
         )
         while True:
             mail = self._take_mail(wait=not scheduler.has_work)
@@ -314,11 +324,7 @@ class EngineLoop:
             return
         if ticket.row is not None:
             scheduler.remove(ticket.row)
-            try:
-                engine.cancel(ticket.row)
-            except Exception:
-                log.exception("what request %s had stored could not be kept", ticket.request.id)
-                engine.release(ticket.row)
+            engine.cancel(ticket.row)
         self._end(ticket, "cancelled")
 
     def _run_tick(self, engine: "Engine", scheduler: Scheduler, tick: Tick) -> Sequence[Event]:

@@ -50,7 +50,8 @@ class Numbers:
     """Counts since the start, and what stands now. A request here is one sequence: a choice of `n`, a prompt."""
 
     requests: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
-    prompt_tokens: int = 0  # stored by prefill pieces
+    prompt_tokens: int = 0  # stored by prefill pieces of rows that run for the first time
+    recomputed_tokens: int = 0  # stored by those of rows that were preempted
     prompt_s: float = 0.0  # from a row's start to its first token
     completion_tokens: int = 0
     decode_steps: int = 0
@@ -117,9 +118,12 @@ class Metrics:
             numbers.prefill_grants += bool(tick.prefill)
             numbers.prefill_pieces += len(tick.prefill)
             numbers.rows_run += len(tick.rows)
+            numbers.preemptions += len(tick.preempt)
             stored = {piece.row: piece.num_tokens for piece in tick.prefill}
             for times, event in happened:
                 match event:
+                    case Progress(row=row) if row.num_preempted:
+                        numbers.recomputed_tokens += stored.get(row, 0)
                     case Progress(row=row):
                         numbers.prompt_tokens += stored.get(row, 0)
                     case Output(row=row):

@@ -18,7 +18,7 @@ Held = Callable[[Row, Callable[[int], bool]], int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Prompt tokens `start` to `stop` of one row, to be stored in one forward.
+    """Tokens `start` to `stop` of what one row prefills, to be stored in one forward.
 
     Those between the row's cursor and `start`, if any, are adopted first.
     """
@@ -33,16 +33,19 @@ class Piece:
 
     @property
     def is_last(self) -> bool:
-        """Whether the prompt ends here, so that this piece yields the first new token."""
-        return self.stop == len(self.row.request.prompt)
+        """Whether nothing is left to prefill, so that this piece yields the next token."""
+        return self.stop == len(self.row.prefill_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What one forward does: prefill pieces, decode rows, or both."""
+    """What one forward does: prefill pieces, decode rows, or both. `preempt` are rows that give their storage back
+    and wait; a tick with such rows does nothing else, so that what is planned rests on what was freed.
+    """
 
     prefill: tuple[Piece, ...] = ()
     decode: tuple[Row, ...] = ()
+    preempt: tuple[Row, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -53,7 +56,7 @@ class Tick:
         return sum(piece.num_tokens for piece in self.prefill)
 
     def __bool__(self) -> bool:
-        return bool(self.prefill or self.decode)
+        return bool(self.prefill or self.decode or self.preempt)
 
 
 class PrefillPlan:
@@ -62,8 +65,11 @@ class PrefillPlan:
     The size is the one given (`fixed_tokens` > 0), or comes from the measured rate, so that a piece takes about
     a second when nothing else runs and a quarter of one while rows decode. With `on_grid`, for model families
     whose arithmetic depends on the cut, pieces end at fixed positions and at the row's `boundaries` whatever else
-    runs, and so does what is adopted. `held` says how many of a row's prompt tokens others have stored by now, up
-    to a place where going on reproduces the cold plan.
+    runs, and so does what is adopted. `held` says how many of a row's tokens others have stored by now, up to a
+    place where going on reproduces the cold plan.
+
+    `fits` says how many tokens a piece that begins at a position may have for its forward to stay within the
+    memory set aside for it. On the grid that bounds nothing: other cuts would be other results.
     """
 
     def __init__(
@@ -73,11 +79,13 @@ class PrefillPlan:
         on_grid: bool = False,
         tokens_per_s: float = 0.0,
         held: Held = lambda row, reproduces: 0,
+        fits: Callable[[int], int] | None = None,
     ) -> None:
         self._fixed_tokens = fixed_tokens
         self._grid_tokens = (fixed_tokens or GRID_TOKENS) if on_grid else 0
         self._tokens_per_s = tokens_per_s
         self._held = held
+        self._fits = fits
 
     def reproduces(self, hit: int, boundaries: Collection[int] = ()) -> bool:
         """Whether going on behind `hit` adopted tokens gives the bits of the prompt computed from its start."""
@@ -103,14 +111,17 @@ class PrefillPlan:
         return min(max(by_time, ROUND_TOKENS), most)
 
     def piece(self, row: Row, budget_tokens: int) -> Piece:
-        """The next piece of `row`'s prompt, of at most `budget_tokens`."""
-        assert not row.prefilled, "a row whose prompt is stored has no next piece"
+        """The next piece of what `row` prefills, of at most `budget_tokens`."""
+        assert not row.prefilled, "a row that decodes has no next piece"
         start = self.start(row)
         stop = start + budget_tokens
         if self._grid_tokens:
             stop = (start // self._grid_tokens + 1) * self._grid_tokens
-            stop = min([stop, *(boundary for boundary in row.request.boundaries if boundary > start)])
-        return Piece(row, start, min(stop, len(row.request.prompt)))
+            ends = (*row.request.boundaries, len(row.request.prompt))
+            stop = min([stop, *(end for end in ends if end > start)])
+        elif self._fits is not None:
+            stop = min(stop, start + max(self._fits(start), 1))
+        return Piece(row, start, min(stop, len(row.prefill_tokens)))
 
     def pieces(self, rows: list[Row], *, decoding: bool) -> tuple[Piece, ...]:
         """Pieces of several rows for one forward: the first takes what it can of the budget.

@@ -67,9 +67,11 @@ class Request:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One sequence while it lives. `limit_tokens` bounds its new tokens; `cursor` counts prompt tokens stored,
-    `num_cached` those of them that were not computed for it. `cache_miss` is the index of the first prompt token
-    that differs from something kept that goes on there, if there was such a thing when the row started.
+    """One sequence while it lives. `limit_tokens` bounds its new tokens. `prefill_tokens` are stored before it
+    decodes: its prompt, and where it was preempted the output so far; `cursor` counts those that are stored.
+
+    `num_cached` are prompt tokens that were not computed for it when it first ran. `cache_miss` is the index of
+    the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step.
     """
@@ -84,13 +86,30 @@ class Row:
     cache_miss: int | None = None
     output: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    num_preempted: int = 0
     started_s: float = 0.0
     first_token_s: float = 0.0
+    prefill_tokens: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prefill_tokens = self.request.prompt
 
     @property
     def prefilled(self) -> bool:
-        """Whether the whole prompt is stored, so that the row decodes."""
-        return self.cursor == len(self.request.prompt)
+        """Whether all that comes before the next token is stored, so that the row decodes."""
+        return self.cursor == len(self.prefill_tokens)
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and answer at their longest."""
+        return len(self.request.prompt) + self.limit_tokens
+
+    def start_over(self) -> None:
+        """Go on later from nothing stored: what was said stays said, and becomes part of what is prefilled."""
+        assert self.storage is None, "what a row has stored is given back before"
+        self.cursor = 0
+        self.num_preempted += 1
+        self.prefill_tokens = (*self.request.prompt, *self.output)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +125,18 @@ class Timings:
     predicted_ms: float
     cache_n: int = 0
     cache_miss: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Storable:
+    """What may be stored: `budget_bytes` for rows and prompt cache, None where nothing bounds it; `weight_bytes`
+    lie beside. Each further token of a long row takes `token_bytes`, a row that fills its context `row_bytes`.
+    """
+
+    budget_bytes: int | None
+    weight_bytes: int
+    token_bytes: int
+    row_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Who runs next: admission to the slots and the choice between prefill and decode.
+"""Who runs next: admission to slots and memory, and the choice between prefill and decode.
 
 `tick` returns a plain value and `settle` hears what came of it. No arrays and no clock; the engine is not known.
 
@@ -7,29 +7,61 @@ at once; each later one after `grant_interval` ticks without one, so a prompt of
 within C * (grant_interval + 1) ticks, and short prompts pass a long one between its pieces.
 
 A free slot goes to the waiting row of the highest priority, among equals to the first. Whoever waits rises by one
-priority every `RISE_TICKS`, so at the latest after twice that many a row is passed by none that came after it.
+priority every `RISE_TICKS`, so at the latest after twice that many a row is passed by none that came after it. Who
+is first and does not fit into memory is passed by nobody, so that large requests are not starved by small ones.
+
+A row that cannot grow takes the place of the one that has come least far. A preempted row waits with the age that
+it has, and a row that runs keeps the priority that it had risen to, so that nobody is preempted for ever.
 """
 
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from engine.cache.ledger import Memory, Unbounded
 from engine.plan import PrefillPlan, Tick
 from engine.request import PRIORITIES, Event, Failed, Output, Row
 
 RISE_TICKS = 256
 
 
-class Scheduler:
-    """Three places for a row: `waiting` for a slot, `prefilling`, `decoding`. `slots` has the rows that run."""
+@dataclass(slots=True)
+class _Standing:
+    """When a row arrived, by tick and by number, and the priority that it has risen to: 0 is the highest."""
 
-    def __init__(self, plan: PrefillPlan, *, num_slots: int, max_batch_size: int = 0, grant_interval: int = 16):
+    tick: int
+    number: int
+    lane: int
+
+
+class Scheduler:
+    """Three places for a row: `waiting` for a slot, `prefilling`, `decoding`. `slots` has the rows that run.
+
+    `memory` says whether a row may start and grow. `preempts`: a row of higher priority may take the place of one
+    that runs; where nothing else helps a row to grow, one is preempted whatever this says.
+    """
+
+    def __init__(
+        self,
+        plan: PrefillPlan,
+        *,
+        num_slots: int,
+        max_batch_size: int = 0,
+        grant_interval: int = 16,
+        memory: Memory | None = None,
+        preempts: bool = False,
+    ) -> None:
         self.plan = plan
         self.slots: list[Row | None] = [None] * num_slots
+        self.memory = memory or Unbounded()
         self._max_batch_size = max_batch_size or num_slots
         self._grant_interval = grant_interval
-        self.waiting: dict[Row, int] = {}  # in the order of arrival, with the tick of it
+        self._preempts = preempts
+        self.waiting: list[Row] = []
         self.prefilling: list[Row] = []
         self.decoding: deque[Row] = deque()
+        self._standing: dict[Row, _Standing] = {}
+        self._num_added = 0
         self._tick_count = 0
         self._granted_at: dict[Row, int] = {}
         self._last_was_prefill = False
@@ -44,34 +76,34 @@ class Scheduler:
         return (*self.decoding, *self.prefilling, *self.waiting)
 
     def add(self, row: Row) -> None:
-        self.waiting[row] = self._tick_count
+        self._num_added += 1
+        lane = PRIORITIES.index(row.request.priority)
+        self._standing[row] = _Standing(self._tick_count, self._num_added, lane)
+        self.waiting.append(row)
 
     def remove(self, row: Row) -> None:
         """Forget `row`, wherever it is; unknown rows are no error."""
-        self.waiting.pop(row, None)
-        for place in (self.prefilling, self.decoding):
-            if row in place:
-                place.remove(row)
-        if row in self.slots:
-            self.slots[self.slots.index(row)] = None
-        self._granted_at.pop(row, None)
+        if row in self.waiting:
+            self.waiting.remove(row)
+        self._leave(row)
+        self._standing.pop(row, None)
 
     def tick(self) -> Tick:
         """What the next forward does; an empty Tick when there is nothing to do."""
-        while self.waiting and None in self.slots:
-            row = min(self.waiting, key=self._lane)
-            del self.waiting[row]
-            self.slots[self.slots.index(None)] = row
-            self.prefilling.append(row)
+        preempted = self._fill_slots()
         self._tick_count += 1
+        if preempted:
+            return Tick(preempt=tuple(preempted))
         granted = self._granted()
         if granted:
             pieces = self.plan.pieces(granted, decoding=bool(self.decoding))
             self._granted_at.update((piece.row, self._tick_count) for piece in pieces)
             self._last_was_prefill = True
             return Tick(prefill=pieces)
-        self._last_was_prefill = False
         rows = tuple(self.decoding)[: self._max_batch_size]
+        if preempted := self._make_grow(rows):
+            return Tick(preempt=tuple(preempted))
+        self._last_was_prefill = False
         if len(rows) < len(self.decoding):
             self.decoding.rotate(-len(rows))
         return Tick(decode=rows)
@@ -96,10 +128,84 @@ class Scheduler:
         assert {*running} == {*self.prefilling, *self.decoding}, "a row runs without a slot, or a slot has no row"
         assert set(self._granted_at) <= set(rows), "a grant outlived its row"
         assert all(row.prefilled for row in self.decoding), "a row decodes before its prompt is stored"
+        assert {*self._standing} == {*rows}, "a row has no standing, or outlived itself"
+        self.memory.check()
+
+    def _fill_slots(self) -> list[Row]:
+        """Let waiting rows run in their order, as far as slots and memory allow; the rows preempted for that."""
+        preempted: list[Row] = []
+        while self.waiting and not preempted:
+            for row in self.waiting:
+                self._standing[row].lane = self._lane(row)
+            row = min(self.waiting, key=lambda row: (self._standing[row].lane, self._standing[row].number))
+            while not self._starts(row):
+                weaker = self._weaker(row)
+                if weaker is None:
+                    return preempted
+                self._preempt(weaker)
+                preempted.append(weaker)
+        return preempted
+
+    def _starts(self, row: Row) -> bool:
+        """Give `row` a slot, if there is one and its memory can be had."""
+        if None not in self.slots or not self.memory.admits(row, decoding=bool(self.decoding)):
+            return False
+        self.waiting.remove(row)
+        self.slots[self.slots.index(None)] = row
+        self.prefilling.append(row)
+        return True
+
+    def _make_grow(self, rows: Iterable[Row]) -> list[Row]:
+        """See to it that `rows` have room for their next token; the rows preempted for that.
+
+        A row that runs alone and cannot grow has room for this one step, and ends with it.
+        """
+        preempted: list[Row] = []
+        for row in rows:
+            while row not in preempted and not self.memory.grows(row):
+                least = min(self._running(), key=self._progress)
+                if least is row and len(self._running()) == 1:
+                    row.limit_tokens = len(row.output) + 1
+                    break
+                self._preempt(least)
+                preempted.append(least)
+        return preempted
+
+    def _preempt(self, row: Row) -> None:
+        """Back to those who wait; the engine gives its storage back when it gets the tick."""
+        self._leave(row)
+        self.waiting.append(row)
+
+    def _leave(self, row: Row) -> None:
+        """Take slot and memory from `row`, if it has them."""
+        for place in (self.prefilling, self.decoding):
+            if row in place:
+                place.remove(row)
+        if row in self.slots:
+            self.slots[self.slots.index(row)] = None
+        self._granted_at.pop(row, None)
+        self.memory.frees(row)
+
+    def _running(self) -> list[Row]:
+        return [*self.prefilling, *self.decoding]
+
+    def _weaker(self, row: Row) -> Row | None:
+        """The row to be preempted for a waiting one: the lowest of those whose priority is strictly below, among
+        equals the one that has come least far. What `row` has risen to by waiting counts only for itself running.
+        """
+        if not self._preempts:
+            return None
+        lane = PRIORITIES.index(row.request.priority)
+        weaker = [other for other in self._running() if self._standing[other].lane > lane]
+        return min(weaker, key=lambda other: (-self._standing[other].lane, self._progress(other)), default=None)
+
+    def _progress(self, row: Row) -> tuple[int, int]:
+        """What makes a row worth keeping: its answer's length, among equals its age."""
+        return len(row.output), -self._standing[row].number
 
     def _lane(self, row: Row) -> int:
         """How many priorities are above that of a waiting row by now."""
-        risen = (self._tick_count - self.waiting[row]) // RISE_TICKS
+        risen = (self._tick_count - self._standing[row].tick) // RISE_TICKS
         return max(PRIORITIES.index(row.request.priority) - risen, 0)
 
     def _granted(self) -> list[Row]:

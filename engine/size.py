@@ -1,4 +1,4 @@
-"""A number of bytes as people write it: 2GiB, 500MB, 1048576."""
+"""A number of bytes as people write it: 2GiB, 500MB, 1048576; and a bound on them, which may be a word."""
 
 import re
 
@@ -25,3 +25,19 @@ class Size(int):
             if self and self % 1024**power == 0:
                 return f"{int(self) // 1024**power}{letter}iB"
         return int.__repr__(self)
+
+
+class Bound(str):
+    """A bound on bytes: `auto`, `none` or a size. Raises ValueError for another text."""
+
+    def __new__(cls, said: int | str) -> "Bound":
+        word = said.strip().lower() if isinstance(said, str) else ""
+        return super().__new__(cls, word if word in ("auto", "none") else str(Size(said)))
+
+    @property
+    def num_bytes(self) -> int | None:
+        """The size, or None for a word."""
+        return None if self in ("auto", "none") else int(Size(self))
+
+
+AUTO = Bound("auto")

@@ -22,16 +22,18 @@ import typer
 
 from engine.config import EngineConfig, Setting, setting_of
 from engine.errors import ConfigError, UserError
-from engine.size import Size
+from engine.size import Bound, Size
 from server.config import ServerConfig
 
 PREFIX = "MLXCEL_"
 BUILT_IN_MODEL = "smollm2-135m"
 WORDS_FOR_BOOL = {"1": True, "true": True, "yes": True, "on": True}
 WORDS_FOR_BOOL |= {"0": False, "false": False, "no": False, "off": False}
-METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE", Size: "BYTES"}
+METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE", Size: "BYTES", Bound: "auto|BYTES|none"}
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
 KINDS[Size] = "a number of bytes, or a size such as 2GiB"
+KINDS[Bound] = "auto, none, a number of bytes, or a size such as 2GiB"
+WRITTEN = (Size, Bound)  # kinds that are read from a text of their own
 
 # Variables of this project that are no setting: where things lie, and which model is meant.
 OTHER_VARIABLES = ("MLXCEL_HOME", "MLXCEL_MODEL", "MLXCEL_CONFIG")
@@ -49,7 +51,10 @@ class Row:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return (f"--{self.name.replace('_', '-')}", *self.said.aliases)
+        """Whatever is true, false or not given has a flag for each of the first two."""
+        name = self.name.replace("_", "-")
+        named = f"--{name}/--no-{name}" if self.kind is bool and self.default is None else f"--{name}"
+        return (named, *self.said.aliases)
 
     @property
     def variable(self) -> str:
@@ -99,7 +104,7 @@ def _parameter(row: Row, *, per_request: bool) -> inspect.Parameter:
         help_text += f" [default: {row.default}]"
     bounds = {"min": row.said.minimum, "max": row.said.maximum}
     metavar = "|".join(row.said.choices) or METAVARS.get(row.kind)
-    parser = Size if row.kind is Size else None
+    parser = row.kind if row.kind in WRITTEN else None
     option = typer.Option(*row.flags, help=help_text, metavar=metavar, parser=parser, **bounds)
     annotation = Annotated[row.kind | None, option]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -239,7 +244,7 @@ def _typed(kind: type, value: Any, name: str, place: str) -> Any:
         return float(value)
     if kind is Path and isinstance(value, str):
         return Path(value).expanduser()
-    if kind is Size and type(value) in (int, str):
+    if kind in WRITTEN and type(value) in (int, str):
         return _parsed(kind, str(value), name, place)
     if type(value) is not kind:
         raise ConfigError(name, f"{place} must be {KINDS[kind]}, not {value!r}")

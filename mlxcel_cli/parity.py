@@ -182,7 +182,8 @@ async def _served(path: Path, *, num_slots: int) -> AsyncIterator[Client]:
     """`mlxcel serve` on a unix socket, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="mlxcel-") as folder:
         address = str(Path(folder) / "parity.sock")
-        command = ["-m", "mlxcel_cli.main", "serve", str(path), "--host", address, "--parallel", str(num_slots)]
+        command = ["-m", "mlxcel_cli.main", "serve", str(path), "--host", address]
+        command += ["--parallel", str(num_slots), "--kv-unified"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )

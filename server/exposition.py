@@ -68,6 +68,11 @@ METRICS = (
     ),
     Metric("mlxcel_prompt_tokens_total", "counter", "prompt tokens computed", lambda n: n.prompt_tokens),
     Metric(
+        "mlxcel_recomputed_tokens_total", "counter",
+        "tokens of prompts and answers computed once more, for rows that were preempted; not among the above",
+        lambda n: n.recomputed_tokens,
+    ),
+    Metric(
         "mlxcel_prompt_tokens_cached_total", "counter", "prompt tokens reused, and so not computed",
         lambda n: n.prompt_cache.tokens_reused,
     ),

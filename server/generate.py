@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import ContextLengthExceeded, RequestError
+from engine.errors import ContextLengthExceeded, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import FinishReason, Output, Priority, Progress, Request, Sampling, Timings
 from engine.text.tokens import REPLACEMENT
@@ -129,12 +129,18 @@ class Answer:
         self._message_at = message_at
 
     async def pieces(self) -> AsyncIterator[AnswerPiece]:
-        """The answer as it comes. Raises what made it fail."""
+        """The answer as it comes. Raises what made it fail.
+
+        A choice that was preempted is prefilled once more; nothing is said of that once its text has begun.
+        """
+        begun: set[int] = set()
         async for choice, event in self._events:
             match event:
                 case Progress(done=done, total=total):
-                    yield Prefilled(done, total)
+                    if choice not in begun:
+                        yield Prefilled(done, total)
                 case Output(text=text, finish_reason=reason, timings=timings):
+                    begun.add(choice)
                     self.usage.completion_tokens += 1
                     self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
                     if text:
@@ -279,6 +285,8 @@ def _check_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
         raise RequestError("the prompt has no tokens: there is nothing to continue", param=param)
     if len(ids) >= model.context_length:
         raise ContextLengthExceeded(len(ids), model.context_length, param=param)
+    if lacking := model.lacks(len(ids)):
+        raise NeverFits(lacking, param=param)
     for token in ids:
         _check_id(model, token, param)
 

@@ -7,11 +7,39 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.direct import DirectEngine
 from engine.engine import Engine
+from engine.kernels import native
 from engine.model.load import LoadedModel
 from engine.plan import Piece
 from engine.probe import Verdict
 from engine.request import Request, Row, Sampling
 from engine.sample.chain import sample
+from engine.scheduler import Scheduler
+
+
+def drive(engine, requests, plan=None, *, on_tick=lambda scheduler: None):
+    """Run requests as the loop does; their tokens and rows. Prefilled tokens are what was not adopted."""
+    scheduler = Scheduler(plan or engine.plan(), num_slots=len(requests), memory=engine.memory)
+    rows = [engine.submit(request) for request in requests]
+    for row in rows:
+        scheduler.add(row)
+    computed = dict.fromkeys(rows, 0)
+    while scheduler.has_work:
+        tick = scheduler.tick()
+        assert tick, "rows wait and nothing runs"
+        for piece in tick.prefill:
+            computed[piece.row] += piece.num_tokens
+        scheduler.settle(engine.run(tick))
+        scheduler.check()
+        engine.prompts.check()
+        on_tick(scheduler)
+    for row in rows:
+        assert row.storage is None, "an ended row holds storage"
+        assert row.num_preempted or computed[row] == len(row.request.prompt) - row.num_cached
+    return [row.output for row in rows], rows
+
+
+# How rows can be kept here; paged ones need the compiled kernels.
+BACKENDS = ["dense", "paged"] if isinstance(native.start(), native.Native) else ["dense"]
 
 
 class Watched:

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from engine.cache import adapter
 from engine.config import EngineConfig
 from engine.engine import Engine, Sampler
+from engine.kernels import native
 from engine.loop import EngineLoop, Ticket
 from engine.model.load import load
 from engine.plan import Tick
@@ -109,12 +110,16 @@ class Gate:
 
 
 class WatchedEngine(Engine):
-    """The engine, which keeps what it was asked to do and passes a gate before each tick."""
+    """The engine, which keeps what it was asked to do and passes a gate before each tick.
+
+    It runs on MLX's own operations, but where rows are to be paged.
+    """
 
     def __init__(self, config: EngineConfig, *, sampler: Sampler = sample, gate: Gate | None = None) -> None:
         adapter.install_attention()
         self.loaded_on = threading.get_ident()
-        super().__init__(load(config.model), config, sampler=sampler)
+        compiled = config.decode_storage_backend == "paged" and isinstance(native.start(), native.Native)
+        super().__init__(load(config.model, compiled=compiled), config, sampler=sampler)
         self.gate = gate or Gate()
         self.rows: list[Row] = []
         self.ticks: list[Tick] = []

@@ -55,7 +55,7 @@ class Blocks:
         """Hold blocks that others hold, too."""
         for block in blocks:
             assert self._holders[block] > 0, "a free block holds nothing"
-            self.num_idle -= self._is_idle(block)
+            self.num_idle -= self.is_idle(block)
             self._holders[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
@@ -63,7 +63,7 @@ class Blocks:
         for block in blocks:
             assert self._holders[block] > self._is_kept[block], "a block was let go twice"
             self._holders[block] -= 1
-            self.num_idle += self._is_idle(block)
+            self.num_idle += self.is_idle(block)
             if not self._holders[block]:
                 self._count_free(block, 1)
 
@@ -76,13 +76,21 @@ class Blocks:
     def let_go(self, block: int) -> None:
         """Keep a block no longer."""
         assert self._is_kept[block], "a block was let go that was not kept"
-        self.num_idle -= self._is_idle(block)
+        self.num_idle -= self.is_idle(block)
         self._is_kept[block] = False
         self.drop([block])
 
     def is_shared(self, block: int) -> bool:
         """Whether it is not for one row alone to write to this block."""
         return self._holders[block] > 1
+
+    def is_idle(self, block: int) -> bool:
+        """Whether the prompt cache alone keeps this block."""
+        return self._is_kept[block] == self._holders[block] == 1
+
+    def num_kept(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks the prompt cache keeps."""
+        return sum(map(self._is_kept.__getitem__, blocks))
 
     def trim(self) -> None:
         """Forget the free blocks at the pool's end, whole runs of them."""
@@ -103,7 +111,7 @@ class Blocks:
         runs = [self._holders[at : at + RUN_BLOCKS] for at in range(0, len(self), RUN_BLOCKS)]
         assert [run.count(0) for run in runs] == self._free_in_run, "the free blocks are miscounted"
         assert sum(self._free_in_run) == self.num_free, "the free blocks are miscounted"
-        assert self.num_idle == sum(map(self._is_idle, range(len(self)))), "the idle blocks are miscounted"
+        assert self.num_idle == sum(map(self.is_idle, range(len(self)))), "the idle blocks are miscounted"
 
     def _grow(self, num_runs: int) -> None:
         self._holders += [0] * num_runs * RUN_BLOCKS
@@ -114,9 +122,6 @@ class Blocks:
     def _count_free(self, block: int, change: int) -> None:
         self._free_in_run[block // RUN_BLOCKS] += change
         self.num_free += change
-
-    def _is_idle(self, block: int) -> bool:
-        return self._is_kept[block] == self._holders[block] == 1
 
 
 class BlockTable:

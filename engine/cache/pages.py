@@ -54,11 +54,6 @@ class Pool:
         assert self.values is not None
         return self.keys, self.values
 
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block, keys and values."""
-        return sum(array.nbytes * BLOCK_TOKENS // array.shape[2] for array in self.arrays())
-
     def copy(self, source: int, target: int) -> list[mx.array]:
         """Let the block `target` hold what `source` holds; what is to be evaluated for it."""
         for pool in self.arrays():
@@ -180,9 +175,7 @@ class Pages:
         self.group_of = [self.windows.index(leaf.window) for leaf in leaves]
         self.blocks = [Blocks() for _ in self.windows]
         self.pools = [Pool(dtype) for _ in leaves]
-        self.block_bytes = [0] * len(
-            self.windows
-        )  # of each group, in all of its layers; 0 before anything is stored
+        self.block_bytes = [0] * len(self.windows)  # of each group, in all of its layers; set by whoever knows
         self.written: list[mx.array] = []
 
     def open(self) -> PagedStorage:
@@ -192,10 +185,6 @@ class Pages:
     def unevaluated(self) -> list[mx.array]:
         """What was written since this was last asked, for whoever evaluates a forward."""
         written, self.written = self.written, []
-        if written and not any(self.block_bytes):
-            for pool, group in zip(self.pools, self.group_of, strict=True):
-                if pool.keys is not None:
-                    self.block_bytes[group] += pool.block_bytes
         return written
 
     def copy(self, copies: Sequence[tuple[int, int] | None]) -> None:
@@ -243,6 +232,11 @@ class Pages:
         """Keep a block no longer."""
         for blocks, number in zip(self.blocks, kept, strict=True):
             blocks.let_go(number)
+
+    def gains(self, kept: Block) -> bool:
+        """Whether it frees anything to keep this block no longer, now or once a window has passed it."""
+        idle = (blocks.is_idle(number) for blocks, number in zip(self.blocks, kept, strict=True))
+        return any(self.windows) or any(idle)
 
     def check(self, rows: Iterable[PagedStorage], kept: Sequence[Block]) -> None:
         """Every block is accounted for by the tables of `rows` and what is `kept`."""

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 BLOCK_TOKENS = 16
+UNBOUNDED_BYTES = 1 << 60
 
 Block = tuple[int, ...]
+Spare = Callable[[], int]
 
 
 @dataclass(eq=False, slots=True)
@@ -45,7 +47,8 @@ class Loan:
 class PrefixTree:
     """Blocks by the key (whose they are) and the tokens that lead to them.
 
-    `num_bytes` never exceeds `budget_bytes`. A block unused for `ttl_s` seconds is dropped when the tree is next
+    `num_bytes` never exceeds `budget_bytes`, and never grows by more than the bytes that `spare` says are free;
+    what is dropped here is free there at once. A block unused for `ttl_s` seconds is dropped when the tree is next
     touched. Keys never share blocks.
     """
 
@@ -56,11 +59,15 @@ class PrefixTree:
         *,
         clock: Callable[[], float] = time.monotonic,
         dropped: Callable[[Any], None] = lambda span: None,
+        gains: Callable[[Any], bool] = lambda span: True,
+        spare: Spare = lambda: UNBOUNDED_BYTES,
     ) -> None:
         self.budget_bytes = budget_bytes
+        self._spare = spare
         self._ttl_s = ttl_s
         self._clock = clock
         self._dropped = dropped
+        self._gains = gains
         self.num_bytes = 0
         self.num_evicted = 0
         self.num_expired = 0
@@ -176,6 +183,16 @@ class PrefixTree:
             self._drop(node)
             self.num_expired += 1
 
+    def evict(self, num_bytes: int) -> int:
+        """Drop cold blocks, those that it gains something to drop, until it was so many bytes or none is left.
+
+        The bytes of what was dropped.
+        """
+        before = self.num_bytes
+        while before - self.num_bytes < num_bytes and self._evict_one(self._gains):
+            pass
+        return before - self.num_bytes
+
     def clear(self) -> int:
         """Drop everything that nobody borrows; the bytes that this freed."""
         before = self.num_bytes
@@ -231,19 +248,28 @@ class PrefixTree:
         """Evict cold blocks until `num_blocks` more fit, or no more can go; how many fit. `keep` stays."""
         for node in keep:
             node.num_borrowers += 1
-        while self.budget_bytes - self.num_bytes < num_blocks * block_bytes:
-            coldest = self._coldest()
-            if coldest is None:
-                break
-            self._drop(coldest)
-            self.num_evicted += 1
+        while self._room() < num_blocks * block_bytes and self._evict_one():
+            pass
         for node in keep:
             node.num_borrowers -= 1
-        return min(num_blocks, (self.budget_bytes - self.num_bytes) // block_bytes)
+        return min(num_blocks, max(self._room(), 0) // block_bytes)
 
-    def _coldest(self) -> Node | None:
-        """The least recently used block that nobody borrows: a leaf, for those on it are colder."""
-        return next((node for node in self._order if not node.num_borrowers), None)
+    def _room(self) -> int:
+        return min(self.budget_bytes - self.num_bytes, self._spare())
+
+    def _evict_one(self, gains: Callable[[Any], bool] = lambda span: True) -> bool:
+        """Drop the coldest block that it `gains` something to drop, if there is one."""
+        coldest = self._coldest(gains)
+        if coldest is None:
+            return False
+        self._drop(coldest)
+        self.num_evicted += 1
+        return True
+
+    def _coldest(self, gains: Callable[[Any], bool] = lambda span: True) -> Node | None:
+        """The least recently used block that nobody borrows and that stands below none."""
+        free = (node for node in self._order if not node.num_borrowers and not node.children)
+        return next((node for node in free if gains(node.span)), None)
 
     def _drop(self, node: Node) -> None:
         assert not node.children, "only leaves are dropped"

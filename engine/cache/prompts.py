@@ -14,7 +14,7 @@ from typing import Any
 from engine.cache.copies import RowCopy
 from engine.cache.kinds import LayerKind
 from engine.cache.pages import PagedStorage, Pages
-from engine.cache.prefix import BLOCK_TOKENS, PrefixTree
+from engine.cache.prefix import BLOCK_TOKENS, UNBOUNDED_BYTES, PrefixTree, Spare
 from engine.cache.rows import DenseStorage, RowStorage
 from engine.cache.snapshots import Kind, Snapshots
 from engine.cache.spans import SpanLayout
@@ -37,10 +37,17 @@ class _Counts:
 class PromptCache:
     """Serves the rows of one engine. `kinds` are the layers of rows that could share; none: nothing is kept.
 
-    `pages` are the pools that they lie in, where they are paged.
+    It takes no more than `spare` says is free at the moment, whatever its own budget: rows that live go first.
+    `pages` are the pools that rows lie in, where they are paged.
     """
 
-    def __init__(self, config: EngineConfig, kinds: Sequence[LayerKind], pages: Pages | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        kinds: Sequence[LayerKind],
+        spare: Spare = lambda: UNBOUNDED_BYTES,
+        pages: Pages | None = None,
+    ) -> None:
         self._pages = pages
         self._cuts = all(kind.is_attention for kind in kinds)
         self.keeps = bool(kinds) and not config.no_prompt_cache
@@ -52,19 +59,21 @@ class PromptCache:
             budget_bytes if self._cuts else 0,
             config.prompt_cache_ttl,
             dropped=pages.let_go if pages else lambda span: None,
+            gains=pages.gains if pages else lambda span: True,
+            spare=spare,
         )
-        self._snapshots = Snapshots(0 if self._cuts else budget_bytes, config.prompt_cache_ttl)
+        self._snapshots = Snapshots(0 if self._cuts else budget_bytes, config.prompt_cache_ttl, spare=spare)
         self._layout: SpanLayout | None = None
         self._counts = _Counts()
 
     def held(self, row: Row, reproduces: Callable[[int], bool]) -> int:
-        """How many of the row's prompt tokens could be had from here, at a place that `reproduces` allows.
+        """How many of what the row prefills could be had from here, at a place that `reproduces` allows.
 
         The last token is never among them.
         """
         if not self._serves(row):
             return 0
-        tokens = row.request.prompt[:-1]
+        tokens = row.prefill_tokens[:-1]
         if not self._cuts:
             return self._snapshots.longest(self._key(row), tokens, reproduces)
         held = self._tree.held(self._key(row), tokens, in_part=self._pages is not None)
@@ -74,18 +83,31 @@ class PromptCache:
         return next((n for n in range(whole, 0, -BLOCK_TOKENS) if reproduces(n)), 0)
 
     def adopt(self, row: Row, num_tokens: int, storage: RowStorage) -> None:
-        """Let `row` go on with the empty `storage`, filled with its first tokens as `held` found them."""
-        tokens = row.request.prompt[:num_tokens]
+        """Let `row` go on with the empty `storage`, filled with its first tokens as `held` found them.
+
+        Nothing is counted for a row that was preempted: what it reuses is, for the most part, its own.
+        """
+        self.lend(row, num_tokens, storage)
+        self.adopted(row, storage)
+
+    def adopted(self, row: Row, storage: RowStorage) -> None:
+        """Let `row` go on with `storage`, which was lent to it."""
+        num_tokens = storage.length
+        if not row.num_preempted:
+            self._counts.tokens_reused += num_tokens - row.cursor
+            row.num_cached += num_tokens - row.cursor
+        row.cursor = num_tokens
+        row.storage = storage
+
+    def lend(self, row: Row, num_tokens: int, storage: RowStorage) -> None:
+        """Fill the empty `storage` with the row's first tokens as `held` found them; the row is what it was."""
+        tokens = row.prefill_tokens[:num_tokens]
         if self._cuts:
             self._adopt_blocks(self._key(row), tokens, storage)
         else:
             assert isinstance(storage, DenseStorage), "only rows of ours share"
             copy: RowCopy = self._snapshots.take(self._key(row), tokens)
             copy.put(storage)
-        self._counts.tokens_reused += num_tokens - row.cursor
-        row.num_cached += num_tokens - row.cursor
-        row.cursor = num_tokens
-        row.storage = storage
 
     def _adopt_blocks(self, key: Hashable, tokens: Sequence[int], storage: RowStorage) -> None:
         loan = self._tree.borrow(key, tokens)
@@ -101,8 +123,8 @@ class PromptCache:
             self._tree.release(loan)
 
     def begun(self, row: Row) -> None:
-        """Count a row that starts, and note where its prompt leaves what is kept, if it does."""
-        if not self._serves(row):
+        """Count a row that runs for the first time, and note where its prompt leaves what is kept, if it does."""
+        if not self._serves(row) or row.num_preempted:
             return
         self._counts.hits += row.num_cached > 0
         self._counts.misses += row.num_cached == 0
@@ -120,7 +142,7 @@ class PromptCache:
         if self._cuts:
             self._keep_blocks(row)
         elif row.cursor in row.request.boundaries[-2:]:
-            self._keep_whole(row, "end" if row.prefilled else "history")
+            self._keep_whole(row, "end" if row.cursor == len(row.request.prompt) else "history")
 
     def stepped(self, row: Row) -> None:
         """Keep the block that a decoding row has filled, where its layers will have forgotten it by its end."""
@@ -161,11 +183,21 @@ class PromptCache:
         assert storage.length == row.cursor, "a row is kept whole before it decodes"
         self._snapshots.insert(
             self._key(row),
-            row.request.prompt[: row.cursor],
+            row.prefill_tokens[: row.cursor],
             kind,
             RowCopy.bytes_of(storage),
             lambda: RowCopy(storage),
         )
+
+    @property
+    def num_bytes(self) -> int:
+        """What is kept now."""
+        return self._tree.num_bytes + self._snapshots.num_bytes
+
+    def evict(self, num_bytes: int) -> int:
+        """Drop what is coldest until so many bytes are free, or nothing more can go; the bytes that this freed."""
+        freed = self._tree.evict(num_bytes)
+        return freed + self._snapshots.evict(num_bytes - freed)
 
     def reset(self) -> int:
         """Drop everything; the bytes that this freed."""
@@ -180,7 +212,7 @@ class PromptCache:
         self._snapshots.expire()
         return CacheStats(
             enabled=self.keeps,
-            num_bytes=self._tree.num_bytes + self._snapshots.num_bytes,
+            num_bytes=self.num_bytes,
             budget_bytes=self._tree.budget_bytes + self._snapshots.budget_bytes,
             num_blocks=self._tree.num_blocks,
             block_tokens=BLOCK_TOKENS,

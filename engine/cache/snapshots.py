@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from engine.cache.prefix import UNBOUNDED_BYTES, Spare
+
 Kind = Literal["history", "end", "cut"]
 Place = tuple[Hashable, tuple[int, ...]]
 
@@ -29,12 +31,19 @@ class Snapshots:
     """Snapshots by the key (whose they are) and all the tokens before them.
 
     A longer one supersedes those of its kind that it goes on from, unless several rows have gone on from them.
+    Nothing is added beyond the bytes that `spare` says are free; what is dropped here is free there at once.
     """
 
     def __init__(
-        self, budget_bytes: int, ttl_s: float = float("inf"), *, clock: Callable[[], float] = time.monotonic
+        self,
+        budget_bytes: int,
+        ttl_s: float = float("inf"),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        spare: Spare = lambda: UNBOUNDED_BYTES,
     ) -> None:
         self.budget_bytes = budget_bytes
+        self._spare = spare
         self._ttl_s = ttl_s
         self._clock = clock
         self.num_bytes = 0
@@ -76,15 +85,14 @@ class Snapshots:
             self._kept[place].used_s = self._clock()
             self._kept.move_to_end(place)
             return False
-        if num_bytes > self.budget_bytes:
+        if num_bytes > min(self.budget_bytes, self.num_bytes + self._spare()):
             return False
         for n in [n for n in self._lengths.get(key, ()) if n < len(place[1])]:
             parent = self._kept.get((key, place[1][:n]))
             if parent is not None and parent.kind == kind and parent.num_taken < SHARED:
                 self._drop((key, place[1][:n]))
-        while self.num_bytes + num_bytes > self.budget_bytes:
-            self._drop(next(iter(self._kept)))
-            self.num_evicted += 1
+        while num_bytes > min(self.budget_bytes - self.num_bytes, self._spare()):
+            self._evict_one()
         self._kept[place] = _Snapshot(kind, copy(), num_bytes, self._clock())
         self._lengths.setdefault(key, Counter())[len(place[1])] += 1
         self.num_bytes += num_bytes
@@ -96,6 +104,13 @@ class Snapshots:
         while self._kept and next(iter(self._kept.values())).used_s < before_s:
             self._drop(next(iter(self._kept)))
             self.num_expired += 1
+
+    def evict(self, num_bytes: int) -> int:
+        """Drop cold snapshots until so many bytes are free, or none is left; the bytes that this freed."""
+        before = self.num_bytes
+        while self._kept and before - self.num_bytes < num_bytes:
+            self._evict_one()
+        return before - self.num_bytes
 
     def clear(self) -> int:
         """Drop everything; the bytes that this freed."""
@@ -114,6 +129,10 @@ class Snapshots:
         assert lengths == self._lengths, "the lengths are not those of what is kept"
         used = [snapshot.used_s for snapshot in self._kept.values()]
         assert used == sorted(used), "what was used last is not the last to go"
+
+    def _evict_one(self) -> None:
+        self._drop(next(iter(self._kept)))
+        self.num_evicted += 1
 
     def _drop(self, place: Place) -> None:
         key, tokens = place

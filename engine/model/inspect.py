@@ -1,62 +1,26 @@
 """What a checkpoint is and what it will take, said before its weights are read.
 
 The model is built and its weights are opened as they are for loading, but nothing is evaluated: MLX knows shapes
-and types without. What a row keeps is read off the caches after a forward that is built and never run, so it is
-right for every family. The command line may import this module; it imports MLX, so only when it is needed.
+and types without. The command line may import this module; it imports MLX, so only when it is needed.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from engine.cache import dtype
-from engine.cache.adapter import SequenceStorage
-from engine.cache.rows import GROWTH_TOKENS
-from engine.errors import UnsupportedModel
+from engine.cache.sizes import Layers, is_float, layers_of, row_bytes, token_bytes
 from engine.kernels import native
+from engine.model.budget import Transient, budget, piece_tokens, transient_of
 from engine.model.load import LoadedModel, load
 from engine.model.placement import Placement, placement
 from engine.model.store import TOKENIZER_FILES, default_home
-from engine.plan import ALONE_MAX_TOKENS
 from engine.probe import BY_HANDLES, Verdicts
-
-# Two prompts whose caches are compared: what grows with the tokens, and what does not. Multiples of the step in
-# which mlx-lm's caches grow.
-SHORT_TOKENS, LONG_TOKENS = 256, 512
-BOUNDS = ("max_size", "chunk_size")
-
-
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """`count` entries of the model's cache list that keep the same, each `token_bytes` for every token stored and
-    `fixed_bytes` beside them.
-
-    `full` keeps every token, `window` the last `window` of them, `state` none at all.
-    """
-
-    kind: Literal["full", "window", "state"]
-    count: int
-    token_bytes: int
-    fixed_bytes: int = 0
-    window: int = 0
-
-    def stored_bytes(self, num_tokens: int) -> int:
-        """What all of them keep of a row of `num_tokens`."""
-        kept = min(num_tokens, self.window) if self.window else num_tokens
-        return self.count * (self.fixed_bytes + self.token_bytes * kept)
-
-    def held_bytes(self, num_tokens: int) -> int:
-        """The most that their buffers take for such a row: they are made a quarter larger than what they hold, and
-        a window's hold a whole prefill piece and a step of growth beside it."""
-        kept = min(num_tokens, self.window + ALONE_MAX_TOKENS) if self.window else num_tokens
-        capacity = -(-(kept + kept // 4) // GROWTH_TOKENS) * GROWTH_TOKENS
-        if self.window:
-            capacity += GROWTH_TOKENS
-        return self.count * (self.fixed_bytes + self.token_bytes * capacity)
+from engine.size import AUTO, Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +35,16 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What `num_slots` rows of `num_tokens` take beside the weights, against what is free."""
+    """What `num_slots` rows of `num_tokens` take beside the weights, against what is free. `budget_bytes` are what
+    rows and prompt cache would be allowed together, None: anything.
+    """
 
     num_slots: int
     num_tokens: int
     weight_bytes: int
     row_bytes: int
     available_bytes: int
+    budget_bytes: int | None
 
     @property
     def total_bytes(self) -> int:
@@ -96,7 +63,7 @@ class Description:
     `expands` says that they are quantized and will be float32. `context_is_stated` is false where the checkpoint
     does not say and a length is assumed. `tokenizer` is the name of its file,
     `end_tokens` are the ids and texts that end an answer. `decode_mode` is
-    what an earlier probe found, or None.
+    what an earlier probe found, or None. `transient` is what a prefill forward takes on its way.
     """
 
     path: Path
@@ -118,11 +85,12 @@ class Description:
     end_tokens: tuple[tuple[int, str], ...]
     decode_mode: str | None
     available_bytes: int
+    transient: Transient
 
     @property
     def token_bytes(self) -> int:
         """What each further token of a long row keeps: windows are full by then."""
-        return sum(group.count * group.token_bytes for group in self.layers if group.kind == "full")
+        return token_bytes(self.layers)
 
     @property
     def bounded_bytes(self) -> int:
@@ -130,10 +98,19 @@ class Description:
         states = sum(group.count * group.fixed_bytes for group in self.layers)
         return states + sum(group.count * group.token_bytes * group.window for group in self.layers)
 
-    def fit(self, num_slots: int, num_tokens: int) -> Fit:
-        """`num_slots` rows of `num_tokens` each."""
-        row_bytes = sum(group.held_bytes(num_tokens) for group in self.layers)
-        return Fit(num_slots, num_tokens, self.weight_bytes, row_bytes, self.available_bytes)
+    def fit(self, num_slots: int, num_tokens: int, *, asked: Bound = AUTO, chunk_tokens: int = 0) -> Fit:
+        """`num_slots` rows of `num_tokens` each; the last two are the settings of budget and prefill pieces."""
+        longest = piece_tokens(chunk_tokens, on_grid=self.decode_mode not in (None, "spans"))
+        given = budget(
+            asked,
+            max(self.available_bytes - self.weight_bytes, 0),
+            self.transient,
+            piece_tokens=longest,
+            context_tokens=num_tokens,
+            num_rows=num_slots,
+        )
+        taken = row_bytes(self.layers, num_tokens, longest)
+        return Fit(num_slots, num_tokens, self.weight_bytes, taken, self.available_bytes, given.cache_bytes)
 
     def largest_context(self, num_slots: int) -> int:
         """The longest context, up to the model's own, that `num_slots` rows may fill; 0 where none fits."""
@@ -171,6 +148,13 @@ def describe(
         None if mode in (None, "alone") else dtype.chosen(cache_dtype, compiled=compiled and mode in BY_HANDLES)
     )
     layers = layers_of(_hollow(loaded.model, widened=place.in_float32), kept_as)
+    transient = transient_of(
+        loaded.model,
+        loaded.config,
+        vocab_size=loaded.vocab_size,
+        mode=mode,
+        compiled=compiled,
+    )
     named = loaded.config.get("architectures")
     return Description(
         path=path,
@@ -192,67 +176,8 @@ def describe(
         end_tokens=tuple((index, _text(loaded, index)) for index in sorted(loaded.eos_token_ids)),
         decode_mode=mode,
         available_bytes=place.free_bytes,
+        transient=transient,
     )
-
-
-def layers_of(model: Any, kept_as: mx.Dtype | None = None) -> tuple[Layers, ...]:
-    """What the entries of the model's cache list keep, equal ones together, in the order in which they come first.
-
-    The parts of an entry that is a list count as entries; keys and values are kept in the type `kept_as`, or in
-    their own. Raises UnsupportedModel.
-    """
-    entries = zip(_caches_after(model, SHORT_TOKENS), _caches_after(model, LONG_TOKENS), strict=True)
-    counted = Counter(_layer(short, long, kept_as) for short, long in entries)
-    return tuple(
-        Layers(kind, count, token_bytes, fixed_bytes, window)
-        for (kind, token_bytes, fixed_bytes, window), count in counted.items()
-    )
-
-
-def _layer(
-    short: Any, long: Any, kept_as: mx.Dtype | None
-) -> tuple[Literal["full", "window", "state"], int, int, int]:
-    """Kind, bytes of each token, bytes beside them and window of one entry, seen after both prompts."""
-    grown = _bytes(long) - _bytes(short)
-    if grown and kept_as is not None:
-        short_bytes, long_bytes = _bytes(short, kept_as), _bytes(long, kept_as)
-    else:
-        short_bytes, long_bytes = _bytes(short), _bytes(long)
-    token_bytes = (long_bytes - short_bytes) // (LONG_TOKENS - SHORT_TOKENS)
-    fixed_bytes = short_bytes - SHORT_TOKENS * token_bytes
-    if not token_bytes:
-        return "state", 0, fixed_bytes, 0
-    window = next((value for name in BOUNDS if isinstance(value := getattr(short, name, None), int)), 0)
-    return "window" if window else "full", token_bytes, fixed_bytes, window
-
-
-def _caches_after(model: Any, num_tokens: int) -> list[Any]:
-    """The caches after a prompt of `num_tokens` whose forward is built and not run, lists taken apart."""
-    caches = SequenceStorage(model).caches
-    try:
-        model(mx.zeros((1, num_tokens), mx.int32), cache=caches)
-    except Exception as error:  # a model's own code may raise anything
-        raise UnsupportedModel(f"no forward of this model can be built: {error}") from error
-    return [part for cache in caches for part in _parts(cache)]
-
-
-def _parts(cache: Any) -> list[Any]:
-    parts = getattr(cache, "caches", None)
-    return [cache] if parts is None else [leaf for part in parts for leaf in _parts(part)]
-
-
-def _bytes(cache: Any, kept_as: mx.Dtype | None = None) -> int:
-    """What the cache holds, were its floats of the type `kept_as`."""
-    if cache.empty():
-        return 0
-    leaves: Any = tree_flatten(cache.state)
-    arrays = [leaf for _, leaf in leaves if isinstance(leaf, mx.array)]
-    floats = sum(array.size * (kept_as or array.dtype).size for array in arrays if _is_float(array))
-    return floats + sum(array.nbytes for array in arrays if not _is_float(array))
-
-
-def _is_float(array: mx.array) -> bool:
-    return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
 def _hollow(model: Any, *, widened: bool) -> Any:
@@ -260,7 +185,7 @@ def _hollow(model: Any, *, widened: bool) -> Any:
     weights are read. `widened` turns floating types to float32, as expanding does."""
 
     def zeros(array: mx.array) -> mx.array:
-        to_float32 = widened and _is_float(array)
+        to_float32 = widened and is_float(array)
         return mx.broadcast_to(mx.zeros((), mx.float32 if to_float32 else array.dtype), array.shape)
 
     model.update(tree_map(zeros, model.parameters()))

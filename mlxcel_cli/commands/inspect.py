@@ -26,7 +26,7 @@ would take with the settings of environment and config file.
 UNPROBED = "found by a probe when the model is first loaded"
 
 
-@config.takes("ctx_size", "parallel", "cache_dtype", "trust_remote_code")
+@config.takes("ctx_size", "parallel", "kv_unified", "kv_cache_budget", "cache_dtype", "trust_remote_code")
 def inspect(
     model: Annotated[
         str,
@@ -47,7 +47,13 @@ def inspect(
     from engine.model.inspect import describe
 
     said = describe(path, trust_remote_code=engine.trust_remote_code, cache_dtype=engine.cache_dtype)
-    fit = said.fit(engine.num_slots(batches=True), engine.context_length(said.context_length))
+    num_slots = engine.num_slots(batches=said.decode_mode != "alone")
+    fit = said.fit(
+        num_slots,
+        engine.slot_context(said.context_length, num_slots),
+        asked=engine.kv_cache_budget,
+        chunk_tokens=engine.prefill_chunk_size,
+    )
     largest = said.largest_context(fit.num_slots)
     if as_json:
         render.put(json.dumps(_object(model, said, fit, largest), indent=2, default=str) + "\n")
@@ -96,6 +102,7 @@ def _lines(model: str, said: "Description", fit: "Fit", largest: int) -> Iterato
     )
     yield "decode mode", said.decode_mode or UNPROBED
     yield "memory", _memory(fit)
+    yield "budget", _budget(fit)
     yield "fits", _verdict(said, fit, largest)
 
 
@@ -129,6 +136,12 @@ def _memory(fit: "Fit") -> str:
         f"{render.size(fit.weight_bytes)} weights + up to {render.size(fit.num_slots * fit.row_bytes)} for {rows} "
         f"= {render.size(fit.total_bytes)} of {render.size(fit.available_bytes)} free"
     )
+
+
+def _budget(fit: "Fit") -> str:
+    if fit.budget_bytes is None:
+        return "rows and prompt cache are not bounded, as asked"
+    return f"{render.size(fit.budget_bytes)} for rows and prompt cache"
 
 
 def _verdict(said: "Description", fit: "Fit", largest: int) -> str:

@@ -1,5 +1,6 @@
 """llama-server's own shapes: `GET /props`, what is served and how, and `/slots`, what runs now."""
 
+import dataclasses
 import functools
 import importlib.metadata
 from typing import Any
@@ -22,6 +23,7 @@ async def props(request: Request) -> Response:
         {
             "default_generation_settings": {"n_ctx": model.context_length, "params": params},
             "total_slots": model.num_slots,
+            "storable": dataclasses.asdict(model.storable),
             "model_alias": service.config.served_name,
             "model_path": str(engine.model),
             "modalities": {"vision": False, "audio": False, "video": False},

@@ -76,7 +76,10 @@ def running(server: str, model: Path, num_slots: int) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     commands = {
-        "mlxcel": ["mlxcel_cli.main", "serve", str(model), "--port", port, "--parallel", str(num_slots)],
+        "mlxcel": [
+            *("mlxcel_cli.main", "serve", str(model), "--port", port),
+            *("--parallel", str(num_slots), "--kv-unified"),
+        ],
         "mlx_lm": ["mlx_lm.server", "--model", str(model), "--port", port],
     }
     process = subprocess.Popen(

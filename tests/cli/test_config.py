@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import EngineConfig, setting_of
 from engine.errors import ConfigError, UserError
+from engine.size import Bound
 from mlxcel_cli import config
 from server.config import ServerConfig
 
@@ -77,6 +78,10 @@ def test_an_unknown_variable_that_is_close_names_the_nearest():
     [
         ({"MLXCEL_PORT": "abc"}, "MLXCEL_PORT must be a whole number, not 'abc'"),
         ({"MLXCEL_TEMP": "hot"}, "MLXCEL_TEMP must be a number, not 'hot'"),
+        (
+            {"MLXCEL_KV_CACHE_BUDGET": "much"},
+            "MLXCEL_KV_CACHE_BUDGET must be auto, none, a number of bytes, or a size such as 2GiB, not 'much'",
+        ),
         ({"MLXCEL_NO_BATCH": "perhaps"}, "MLXCEL_NO_BATCH must be true or false, not 'perhaps'"),
     ],
 )
@@ -105,8 +110,26 @@ def test_kinds_are_read_from_texts():
         "MLXCEL_TEMP": "0.5",
         "MLXCEL_CHAT_TEMPLATE": "a/b",
         "MLXCEL_ALIAS": "",
+        "MLXCEL_KV_UNIFIED": "off",
+        "MLXCEL_KV_CACHE_BUDGET": "2GiB",
     }
-    assert settle(environment=environment).values == {"no_batch": True, "temp": 0.5, "chat_template": Path("a/b")}
+    assert settle(environment=environment).values == {
+        "no_batch": True,
+        "temp": 0.5,
+        "chat_template": Path("a/b"),
+        "kv_unified": False,
+        "kv_cache_budget": Bound("2GiB"),
+    }
+
+
+@pytest.mark.parametrize(("said", "bound"), [("'none'", "none"), ("3072", "3KiB"), ("'1 kB'", "1000")])
+def test_a_bound_is_a_word_a_number_or_a_size(write, said, bound):
+    settings = settle(file=write(f"kv-cache-budget = {said}"))
+    assert settings.engine(Path("m")).kv_cache_budget == bound
+
+
+def test_what_may_be_left_open_has_a_flag_for_yes_and_one_for_no():
+    assert config.table()["kv_unified"].flags == ("--kv-unified/--no-kv-unified",)
 
 
 def test_bounds_are_the_dataclasses_own(write):

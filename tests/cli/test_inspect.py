@@ -33,7 +33,7 @@ def test_the_table_says_what_it_is_what_it_keeps_and_what_fits(gemma, mlxcel):
     assert said["tokenizer"] == ["tokenizer.json, with a chat template"]
     assert said["ends with"] == ["<|im_end|> (258)"]
     assert said["decode mode"] == ["found by a probe when the model is first loaded"]
-    assert "for 2 slots x 1000 tokens" in said["memory"][0]
+    assert "for 2 slots x 500 tokens" in said["memory"][0]
     assert said["fits"] == ["yes; 2 slots can hold the model's whole context"]
 
 
@@ -48,11 +48,11 @@ def test_the_object_holds_the_numbers(gemma, mlxcel):
 
 def test_settings_of_the_environment_count_as_for_serve(gemma, mlxcel, monkeypatch):
     monkeypatch.setenv("MLXCEL_PARALLEL", "3")
-    assert "3 slots x 4096 tokens" in mlxcel("inspect", str(gemma)).out
+    assert "3 slots x 1365 tokens" in mlxcel("inspect", str(gemma)).out
 
 
 def test_what_does_not_fit_is_said_with_the_largest_that_does(gemma, mlxcel):
-    said = table(mlxcel("inspect", str(gemma), "--parallel", str(10**9)).out)
+    said = table(mlxcel("inspect", str(gemma), "--kv-unified", "--parallel", str(10**9)).out)
     assert said["fits"] == ["no; not even one token in 1000000000 slots"]
 
 

@@ -25,6 +25,7 @@ from engine.errors import ConfigError
         ("repeat_penalty", 0.0),
         ("seed", -1),
         ("cache_dtype", "float8"),
+        ("kv_admission_watermark", 0.6),
     ],
 )
 def test_a_setting_out_of_bounds_is_named(tmp_path, setting, value):
@@ -36,3 +37,27 @@ def test_a_setting_out_of_bounds_is_named(tmp_path, setting, value):
 def test_one_at_a_time_and_several_at_once_contradict(tmp_path):
     with pytest.raises(ConfigError, match="no_batch"):
         EngineConfig(model=tmp_path, no_batch=True, parallel=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_slots", "slot", "shared"),
+    [
+        ({}, 4, 1000, None),
+        ({"ctx_size": 100}, 4, 100, 100),
+        ({"ctx_size": 100}, 1, 100, None),
+        ({"ctx_size": 100, "parallel": 4}, 4, 25, None),
+        ({"parallel": 3}, 3, 333, None),
+        ({"ctx_size": 100, "parallel": 4, "kv_unified": True}, 4, 100, 100),
+        ({"parallel": 4, "kv_unified": True}, 4, 1000, None),
+        ({"ctx_size": 100, "kv_unified": False}, 4, 25, None),
+        ({"ctx_size": 100, "kv_unified": False}, 1, 100, None),
+    ],
+)
+def test_rows_share_a_context_or_have_their_parts(tmp_path, settings, num_slots, slot, shared):
+    config = EngineConfig(model=tmp_path, **settings)
+    assert (config.slot_context(1000, num_slots), config.shared_context(num_slots)) == (slot, shared)
+
+
+def test_a_context_with_less_than_a_token_for_each_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="3 tokens cannot be split over 4"):
+        EngineConfig(model=tmp_path, ctx_size=3, parallel=4).slot_context(1000, 4)

@@ -101,3 +101,21 @@ def test_several_prompts_share_the_piece_in_force():
 
 def test_a_long_prompt_takes_the_whole_piece():
     assert [p.stop for p in PrefillPlan(fixed_tokens=64).pieces([row(100), row(10)], decoding=False)] == [64]
+
+
+def test_pieces_are_no_longer_than_their_forward_has_room_for():
+    plan = PrefillPlan(fixed_tokens=64, fits=lambda start: 64 if start < 100 else 16)
+    assert cuts_of(plan, row(170)) == [64, 128, 144, 160, 170]
+    assert cuts_of(PrefillPlan(on_grid=True, fits=lambda start: 16), row(300)) == [256, 300]
+
+
+def test_a_row_that_starts_over_prefills_what_it_has_said():
+    one = row(20)
+    one.output += [7, 8, 9]
+    one.start_over()
+    assert (one.cursor, one.prefilled, one.num_preempted) == (0, False, 1)
+    piece = PrefillPlan(fixed_tokens=64).piece(one, 64)
+    assert (piece.start, piece.stop, piece.is_last) == (0, 23, True)
+    assert one.prefill_tokens[piece.start : piece.stop] == (*one.request.prompt, 7, 8, 9)
+    # On the grid the prompt ends in a piece of its own, as it did the first time.
+    assert cuts_of(PrefillPlan(on_grid=True), one) == [20, 23]

@@ -4,7 +4,10 @@ import itertools
 import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from engine.cache.ledger import Ledger, SharedContext, tokens_ahead
 from engine.errors import StepFailed
 from engine.plan import PrefillPlan
 from engine.request import PRIORITIES, Failed, Output, Progress, Request, Row
@@ -195,3 +198,265 @@ def test_random_lives_keep_the_books_straight():
                 sched.remove(chance.choice(sched.rows))
             sched.check()
         assert not sched.has_work
+
+
+def ledger(num_tokens, **options):
+    """Memory for so many tokens, counted one by one."""
+    return Ledger(num_tokens, lambda n: n, **options)
+
+
+class Machine:
+    """Does to rows what loop and engine do: stores, draws, preempts. Every row gets the tokens 0, 1, 2, …"""
+
+    def __init__(self, memory, *, lookahead=False, **options):
+        self.sched = scheduler(**{"size": 8, "num_slots": 3, "memory": memory, **options})
+        self.lookahead = lookahead
+        self.stored = {}
+        self.said = {}
+        self.ended = []
+        self.unread = ()
+
+    def add(self, one):
+        self.said[one] = []
+        self.sched.add(one)
+
+    def cancel(self, one):
+        one.finish_reason = "cancelled"
+        self.sched.remove(one)
+
+    def step(self):
+        tick = self.sched.tick()
+        events = self.read() if tick.preempt or not self.lookahead or tick.prefill else []
+        for one in tick.preempt:
+            if one.finish_reason is None:
+                one.start_over()
+                self.stored[one] = 0
+        for piece in tick.prefill:
+            assert self.stored.get(piece.row, 0) == piece.start == piece.row.cursor
+            piece.row.cursor = self.stored[piece.row] = piece.stop
+            assert piece.stop <= tokens_ahead(piece.row)
+        flying = [piece.row for piece in tick.prefill if piece.is_last]
+        for one in tick.decode:
+            if one.finish_reason is None and len(one.output) + (one in self.unread) < one.limit_tokens:
+                self.stored[one] += 1
+                assert self.stored[one] <= tokens_ahead(one), "a token is stored for which nothing is set aside"
+                flying.append(one)
+        events += self.read()
+        self.unread = tuple(flying)
+        if tick.prefill or not self.lookahead:
+            events += self.read()
+        self.sched.settle(events)
+        self.sched.check()
+        return tick
+
+    def read(self):
+        events = []
+        for one in self.unread:
+            if one.finish_reason is None:
+                one.output.append(len(one.output))
+                self.said[one].append(one.output[-1])
+                one.finish_reason = "length" if len(one.output) == one.limit_tokens else None
+                self.ended += [one] * (one.finish_reason is not None)
+                events.append(Output(one, one.output[-1], "", one.finish_reason))
+        self.unread = ()
+        return events
+
+    def run(self, most_ticks=5000):
+        """To the end, which must come."""
+        for _ in range(most_ticks):
+            if not self.sched.has_work:
+                break
+            assert self.step(), "rows wait and nothing runs"
+        assert not self.sched.has_work
+        for one in self.ended:
+            assert self.said[one] == [*range(one.limit_tokens)]
+
+
+def asked(num_tokens, num_new, priority="normal"):
+    return Row(Request("r", (1,) * num_tokens, priority=priority), num_new, 0, None)
+
+
+def test_a_row_waits_until_there_is_memory_and_nobody_passes_it():
+    machine = Machine(ledger(40))
+    first, large, small = asked(20, 5), asked(30, 5), asked(2, 5)
+    for one in (first, large, small):
+        machine.add(one)
+    machine.step()
+    assert machine.sched.waiting == [large, small]
+    machine.run()
+    assert {*machine.ended} == {first, large, small}
+    assert not any(one.num_preempted for one in (first, large, small))
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_who_cannot_grow_takes_the_place_of_who_has_come_least_far(lookahead):
+    machine = Machine(ledger(40), lookahead=lookahead)
+    old, young = asked(8, 20), asked(8, 20)
+    machine.add(old)
+    for _ in range(4):
+        machine.step()
+    machine.add(young)
+    machine.run()
+    assert (old.num_preempted, young.num_preempted) == (0, 1)
+    assert machine.ended == [old, young]
+
+
+def test_among_equals_the_latest_gives_way():
+    machine = Machine(ledger(40), size=16)
+    rows = [asked(8, 12) for _ in range(3)]
+    for one in rows:
+        machine.add(one)
+    machine.run()
+    assert [one.num_preempted > 0 for one in rows] == [False, False, True]
+
+
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_a_row_alone_in_memory_ends_where_it_cannot_grow(lookahead):
+    machine = Machine(ledger(20), lookahead=lookahead)
+    one = asked(10, 100)
+    machine.add(one)
+    machine.run()
+    assert len(one.output) in (9, 10)
+    assert one.finish_reason == "length"
+    assert one.num_preempted == 0
+
+
+def test_a_preempted_row_keeps_its_age():
+    machine = Machine(ledger(40), num_slots=2, size=16)
+    first, second, third = asked(8, 20), asked(8, 20), asked(8, 20)
+    for one in (first, second, third):
+        machine.add(one)
+    while not second.num_preempted:
+        machine.step()
+    assert machine.sched.waiting == [third, second]
+    machine.run()
+    assert machine.ended == [first, second, third]
+
+
+def test_a_preempted_row_can_be_cancelled_while_it_waits():
+    machine = Machine(ledger(40), size=16)
+    first, second = asked(8, 20), asked(8, 20)
+    machine.add(first)
+    machine.add(second)
+    while not second.num_preempted:
+        machine.step()
+    machine.cancel(second)
+    machine.run()
+    assert machine.ended == [first]
+
+
+def test_higher_priority_takes_a_running_rows_place_only_when_asked_for():
+    for preempts in (False, True):
+        machine = Machine(ledger(1000), num_slots=1, preempts=preempts)
+        low, high = asked(8, 30, "low"), asked(8, 5, "high")
+        machine.add(low)
+        for _ in range(5):
+            machine.step()
+        machine.add(high)
+        machine.run()
+        assert machine.ended == ([high, low] if preempts else [low, high])
+        assert low.num_preempted == preempts
+
+
+def test_the_lowest_gives_way_first_and_equals_do_not():
+    machine = Machine(ledger(60), preempts=True)
+    normal, low, high = asked(20, 9), asked(20, 9, "low"), asked(20, 9, "high")
+    for one in (normal, low):
+        machine.add(one)
+    for _ in range(8):
+        machine.step()
+    machine.add(high)
+    machine.add(asked(20, 9))
+    machine.step()
+    assert (normal.num_preempted, low.num_preempted) == (0, 1)
+    machine.run()
+
+
+def test_who_has_risen_by_waiting_is_not_preempted_again():
+    """A flood of high priorities takes a low row's place until it has waited for its turn, and then no more."""
+    machine = Machine(ledger(1000), num_slots=1, preempts=True)
+    low = asked(4, 20, "low")
+    machine.add(low)
+    for _ in range(3 * RISE_TICKS):
+        if not any(one.request.priority == "high" for one in machine.sched.rows):
+            machine.add(asked(4, 2, "high"))
+        machine.step()
+        if low in machine.ended:
+            return
+    pytest.fail("a low row was preempted for ever")
+
+
+@pytest.mark.parametrize("num_tokens", [12, 13, 17, 30])
+@pytest.mark.parametrize("lookahead", [False, True])
+def test_memory_far_too_small_for_its_rows_never_stops_them(num_tokens, lookahead):
+    machine = Machine(ledger(num_tokens), lookahead=lookahead, num_slots=4)
+    rows = [asked(1 + number % 10, 1 + number % 7) for number in range(30)]
+    for one in rows:
+        machine.add(one)
+    machine.run()
+    assert {*machine.ended} == {*rows}
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 30), st.integers(1, 25), st.sampled_from(PRIORITIES)),
+        st.tuples(st.just("step"), st.integers(1, 8)),
+        st.tuples(st.just("cancel"), st.integers(0, 9)),
+        st.tuples(st.just("cache"), st.integers(1, 40)),
+    ),
+    max_size=60,
+)
+
+
+class Cache:
+    """As much of a prompt cache as the ledger asks for: entries of 8 bytes."""
+
+    def __init__(self):
+        self.num_bytes = 0
+
+    def evict(self, num_bytes):
+        freed = min(-(-num_bytes // 8) * 8, self.num_bytes)
+        self.num_bytes -= freed
+        return freed
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    STEPS,
+    st.integers(33, 90),
+    st.sampled_from([0, 40, 64]),
+    st.sampled_from([1, 8]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_whatever_happens_the_books_are_straight_and_everybody_ends(
+    steps, budget, context, step_tokens, lookahead, preempts
+):
+    cache = Cache()
+    memory = Ledger(
+        -(-budget // step_tokens) * step_tokens,
+        lambda n: -(-n // step_tokens) * step_tokens,
+        watermark=0.1,
+        held=lambda: cache.num_bytes,
+        evict=cache.evict,
+    )
+    shared = SharedContext(max(context, 33), memory, watermark=0.1) if context else memory
+    machine = Machine(shared, lookahead=lookahead, preempts=preempts)
+    for name, *values in steps:
+        match name:
+            case "add":
+                num_tokens, num_new, priority = values
+                machine.add(asked(num_tokens, num_new, priority))
+            case "step":
+                for _ in range(values[0]):
+                    machine.step()
+            case "cancel":
+                rows = machine.sched.rows
+                if values[0] < len(rows):
+                    machine.cancel(rows[values[0]])
+            case "cache":
+                cache.num_bytes += min(values[0], memory.spare_bytes()) // 8 * 8
+        machine.sched.check()
+    machine.run()
+    cache.evict(1000)
+    assert memory.spare_bytes() == memory.budget_bytes

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.size import Size
+from engine.size import Bound, Size
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,20 @@ def test_no_size(said):
 def test_written(num_bytes, written):
     assert str(Size(num_bytes)) == written
     assert Size(written) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("said", "written", "num_bytes"),
+    [("auto", "auto", None), (" None ", "none", None), ("2GiB", "2GiB", 2 << 30), (3072, "3KiB", 3072)],
+)
+def test_a_bound_is_a_word_or_a_size(said, written, num_bytes):
+    bound = Bound(said)
+    assert (bound, bound.num_bytes) == (written, num_bytes)
+    assert type(bound.num_bytes) in (int, type(None))
+    assert Bound(bound) == bound
+
+
+@pytest.mark.parametrize("said", ["", "automatic", "-1"])
+def test_no_bound(said):
+    with pytest.raises(ValueError, match="no size"):
+        Bound(said)

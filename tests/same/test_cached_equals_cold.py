@@ -10,9 +10,8 @@ import pytest
 
 from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.prompts import MIN_PART_TOKENS
-from engine.scheduler import Scheduler
 from engine.size import Size
-from tests.engines import Watched
+from tests.engines import Watched, drive
 from tests.tiny import write_checkpoint
 from tests.zoo import ZOO, zoo_loaded, zoo_model
 
@@ -65,24 +64,6 @@ class Warm:
         assert_equal(warm_logits, logits)
         assert cached is None or row.num_cached == cached
         return row
-
-
-def drive(engine, requests, plan=None):
-    """Run requests as the loop does; their tokens and rows. Prefilled tokens are what was not adopted."""
-    scheduler = Scheduler(plan or engine.plan(), num_slots=len(requests))
-    rows = [engine.submit(request) for request in requests]
-    for row in rows:
-        scheduler.add(row)
-    computed = dict.fromkeys(rows, 0)
-    while scheduler.has_work:
-        tick = scheduler.tick()
-        for piece in tick.prefill:
-            computed[piece.row] += piece.num_tokens
-        scheduler.settle(engine.run(tick))
-        scheduler.check()
-    for row in rows:
-        assert computed[row] == len(row.request.prompt) - row.num_cached
-    return [row.output for row in rows], rows
 
 
 def assert_equal(logits, expected):

@@ -102,7 +102,7 @@ def test_a_fault_of_one_row_changes_no_other_row(monkeypatch):
 
 
 def test_sixteen_rows_over_one_prompt_hold_it_once():
-    paged, _ = engines("llama", no_prompt_cache=False, parallel=16)
+    paged, _ = engines("llama", no_prompt_cache=False, parallel=16, kv_unified=True)
     engine, plan = paged.engine, paged.engine.plan()
     rows = []
     for user in range(16):

@@ -28,7 +28,7 @@ async def test_props_say_what_is_served(tiny: Path) -> None:
         assert props["chat_template"] == TEMPLATE
         assert props["build_info"].startswith("mlxcel-")
         settings = props["default_generation_settings"]
-        assert settings["n_ctx"] == 128
+        assert settings["n_ctx"] == 128 // 3
         assert settings["params"]["temperature"] == 0.25
         assert settings["params"]["n_predict"] == 50
         assert settings["params"]["seed"] == -1
@@ -37,7 +37,7 @@ async def test_props_say_what_is_served(tiny: Path) -> None:
 async def test_slots_are_free_at_first_and_in_the_end(tiny: Path) -> None:
     async with served(tiny, parallel=2, ctx_size=64) as service:
         free = [
-            {"id": i, "id_task": -1, "n_ctx": 64, "speculative": False, "is_processing": False} for i in range(2)
+            {"id": i, "id_task": -1, "n_ctx": 32, "speculative": False, "is_processing": False} for i in range(2)
         ]
         assert (await service.client.get("/slots")).json() == free
         await service.answer(COMPLETIONS, BODY)

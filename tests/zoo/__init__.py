@@ -84,7 +84,7 @@ COMMON: dict[str, Any] = {
 
 
 @functools.cache
-def zoo_engine(name: str, mode: str | None = None, cache_dtype: str = "float32") -> Watched:
+def zoo_engine(name: str, mode: str | None = None, cache_dtype: str = "auto") -> Watched:
     """An engine over the family's model, made once. It runs in `mode`, or in the one that the probe finds.
 
     As a rule keys and values are stored as mlx-lm stores them, whose logits are what they are compared with.

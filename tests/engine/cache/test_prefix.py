@@ -110,6 +110,30 @@ def test_nothing_is_taken_that_will_not_be_kept():
     assert tree.num_bytes == 2 * BYTES
 
 
+def test_no_more_is_held_than_others_leave_free():
+    room = [25]
+    tree = PrefixTree(1000, spare=lambda: room[0] - tree.num_bytes)
+    assert fill(tree, blocks(1, 2, 3)) == 2
+    assert fill(tree, blocks(4, 5)) == 2
+    assert (tree.num_bytes, tree.num_evicted) == (20, 2)
+    room[0] = 5
+    assert fill(tree, blocks(6)) == 0
+    assert tree.num_bytes == 0
+
+
+def test_cold_blocks_go_when_others_need_their_bytes():
+    tree = PrefixTree(1000)
+    fill(tree, blocks(1, 2, 3))
+    loan = tree.borrow("k", blocks(1))
+    assert tree.evict(0) == 0
+    assert tree.evict(11) == 20
+    assert tree.held("k", blocks(1, 2, 3)) == 16
+    assert tree.evict(10) == 0
+    tree.release(loan)
+    assert tree.evict(1000) == 10
+    tree.check()
+
+
 def test_what_nobody_uses_expires():
     clock = Clock()
     tree = PrefixTree(1000, ttl_s=60, clock=clock)

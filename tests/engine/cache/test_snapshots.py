@@ -98,3 +98,25 @@ def test_any_order_keeps_the_books(sequence):
         snapshots.check()
     snapshots.clear()
     assert (snapshots.num_bytes, len(snapshots)) == (0, 0)
+
+
+def test_no_more_is_kept_than_others_leave_free():
+    room = [25]
+    snapshots = Snapshots(1000, spare=lambda: room[0] - snapshots.num_bytes)
+    for number in range(3):
+        keep(snapshots, (number,))
+    assert (snapshots.num_bytes, snapshots.num_evicted, held(snapshots, (0,))) == (20, 1, 0)
+    room[0] = 9
+    assert not keep(snapshots, (7,))
+    assert held(snapshots, (2,)) == 1
+    snapshots.check()
+
+
+def test_cold_ones_go_when_others_need_their_bytes():
+    snapshots = Snapshots(1000)
+    for number in range(4):
+        keep(snapshots, (number,))
+    assert snapshots.evict(11) == 20
+    assert [held(snapshots, (number,)) for number in range(4)] == [0, 0, 1, 1]
+    assert snapshots.evict(1000) == 20
+    snapshots.check()

@@ -103,6 +103,15 @@ class EngineConfig:
     prefill_grant_interval: int = setting(
         16, "decode steps between two pieces of a long prompt while others decode", minimum=1
     )
+    max_batch_prefill: int = setting(4, "prompts whose pieces one forward takes together", minimum=1)
+    max_batch_prefill_tokens: int = setting(
+        0, "prompt tokens of several prompts in one forward; 0: as many as the piece in force", minimum=0
+    )
+    mixed_step: int = setting(
+        0,
+        "tokens of one forward that takes decode rows and prompt pieces together; 0: they take turns",
+        minimum=0,
+    )
     lookahead: bool | None = setting(
         None, "submit a step before the last is read; None: where it gains", flag=False
     )

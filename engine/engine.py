@@ -134,6 +134,10 @@ class Engine:
             on_grid=self._forward.on_grid,
             tokens_per_s=self.verdict.tokens_per_s,
             held=self.prompts.held,
+            block_tokens=self.prompts.block_tokens,
+            max_batch=self.config.max_batch_prefill,
+            max_batch_tokens=self.config.max_batch_prefill_tokens,
+            mixed_tokens=self.config.mixed_step,
         )
 
     def submit(self, request: Request) -> Row:

@@ -41,7 +41,7 @@ COMMANDS = (
 # fmt: off
 ARRIVING = frozenset({
     "--json-schema", "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
-    "--kv-unified", "--no-kv-unified", "--max-batch-prefill", "--max-batch-prefill-tokens", "--mixed-step",
+    "--kv-unified", "--no-kv-unified",
     "--kv-cache-budget", "--kv-admission-watermark", "--enable-preemption", "--decode-storage-backend",
     "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--draft-model", "--draft-kind",
     "--draft-block-size", "--prompt-lookup-max-batch", "--threads", "--node-role", "--serving-bind",

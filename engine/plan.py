@@ -106,7 +106,10 @@ class PrefillPlan:
         return max(row.cursor, self._held(row, lambda hit: self.reproduces(hit, row.request.boundaries)))
 
     def measured(self, num_tokens: int, seconds: float) -> None:
-        """Take the duration of one prefill forward into account; that of a few tokens says little of the rate."""
+        """Take the duration of a forward over prompts, and any decode rows beside them, into account.
+
+        That of a few tokens says little of the rate.
+        """
         if seconds <= 0 or num_tokens < ROUND_TOKENS:
             return
         rate = num_tokens / seconds

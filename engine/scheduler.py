@@ -2,13 +2,14 @@
 
 `tick` returns a plain value and `settle` hears what came of it. No arrays and no clock; the engine is not known.
 
-While rows decode there is at least one decode tick between two prefill ticks; where the plan mixes, a tick is both.
+While rows decode there is at least one decode tick between two prefill ticks; where the plan mixes, a tick is
+both.
 
-A prompt in a slot has one piece in each window of N + 1 ticks, N being the `grant_interval`, counted from its first
-tick. So one of C pieces has its first token within C * (N + 1) ticks, and puts no more than one piece into a window
-while others decode. What is close to the end of its window goes first; before that first pieces do, so that short
-prompts pass long ones. With (N + 1) / 2 slots or fewer the windows hold whatever comes. Where there is no room for
-all, the one whose window ended first goes first: they take turns.
+A prompt in a slot has one piece in each window of N + 1 ticks, N being the `grant_interval`, counted from its
+first tick. So one of C pieces has its first token within C * (N + 1) ticks, and puts no more than one piece into a
+window while others decode. What is close to the end of its window goes first; before that first pieces do, so that
+short prompts pass long ones. With (N + 1) / 2 slots or fewer the windows hold whatever comes. Where there is no
+room for all, the one whose window ended first goes first: they take turns.
 
 A free slot goes to the waiting row of the highest priority, among equals to the first. Whoever waits rises by one
 priority every `RISE_TICKS`, so at the latest after twice that many a row is passed by none that came after it.
@@ -124,11 +125,12 @@ class Scheduler:
         return [row for _, row in sorted(claims, key=lambda claim: claim[0])]
 
     def _claim(self, row: Row) -> tuple[int, int]:
-        """What `row` is sorted by: those close to the end of their window, then first pieces, then the rest."""
+        """What `row` is sorted by: close to the end of its window, then first pieces, then the shortest."""
         ends_at = self._due_at[row] + self._grant_interval + 1
         ticks_of_parked = 2 * len(self._parked)
         if row in self._parked:
-            return (0, ends_at) if ends_at - self._tick_count <= ticks_of_parked else (2, 0)
+            rest = len(row.request.prompt) - row.cursor
+            return (0, ends_at) if ends_at - self._tick_count <= ticks_of_parked else (2, rest)
         is_crowded = ticks_of_parked + 2 > self._grant_interval + 1
         return (0, ends_at) if is_crowded and ends_at <= self._tick_count else (1, 0)
 

@@ -90,6 +90,7 @@ class Engine:
             f"decode path: {verdict.mode} ({verdict.reason})",
             _cache_note(self._forward),
             self.prompts.note,
+            *_mixing_notes(config, self._forward),
             f"context: {self.context_length} tokens, slots: {self.num_slots}",
         )
 
@@ -318,6 +319,12 @@ def _cache_note(forward: Forward) -> str:
         return "cache: what the model keeps, in its own types"
     kept = "in the model's type" if forward.cache_dtype is None else f"as {dtype.name_of(forward.cache_dtype)}"
     return f"cache: keys and values {kept}"
+
+
+def _mixing_notes(config: EngineConfig, forward: Forward) -> list[str]:
+    if config.mixed_step and forward.on_grid:
+        return ["mixed steps: none, this family's prompts are cut at fixed places and take turns with decode steps"]
+    return []
 
 
 def leave_thread() -> None:

@@ -323,7 +323,9 @@ def _cache_note(forward: Forward) -> str:
 
 def _mixing_notes(config: EngineConfig, forward: Forward) -> list[str]:
     if config.mixed_step and forward.on_grid:
-        return ["mixed steps: none, this family's prompts are cut at fixed places and take turns with decode steps"]
+        return [
+            "mixed steps: none, this family's prompts are cut at fixed places and take turns with decode steps"
+        ]
     return []
 
 

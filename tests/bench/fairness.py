@@ -1,19 +1,22 @@
 """Two streams, a long prompt and a short request: what each policy of prefill and decode does to whom.
 
-    python -m tests.bench.fairness [MODEL] [--arms 16 24 4 mixed:32 mixed:64 mixed:128] [--prompt 4096] [--repeats 2]
+    python -m tests.bench.fairness [MODEL] [--arms 16 24 4 mixed:32 mixed:64 mixed:128] [--prompt 4096]
+       [--repeats 2]
 
-An arm is a grant interval, or `mixed:BUDGET`. Two streams decode; a long prompt arrives, and one second later a short
-request. From the long prompt's arrival to its first token are measured: the gaps between the streams' tokens (p50,
-p95, largest), both times to first token, and tokens per second, new ones and all. Medians of the repeats, arms in
-turn. Beside a figure stands its bound, computed from what the run's own ticks took: a gap is one step and one piece;
-the long prompt's C pieces lie in C windows of a piece and N steps; a short one waits for the running tick, may have
-to let a parked piece and a step pass, and has its own. Time in which the process was stopped is left out.
+An arm is a grant interval, or `mixed:BUDGET`. Two streams decode; a long prompt arrives, and one second later a
+short request. From the long prompt's arrival to its first token are measured: the gaps between the streams' tokens
+(p50, p95, largest), both times to first token, and tokens per second, new ones and all. Medians of the repeats,
+arms in turn. Beside a figure stands its bound, computed from what the run's own ticks took: a gap is one step and
+one piece; the long prompt's C pieces lie in C windows of a piece and N steps, beside the short one's; the short one
+waits for the running tick, may have to let a parked piece and a step pass, and has its own. Time in which the
+process was stopped is left out.
 """
 
 import argparse
 import itertools
 import queue
 import statistics
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -30,7 +33,7 @@ from engine.request import Event, Output, Request
 LATER_S = 1.0  # from the long prompt to the short request
 SHORT_TOKENS = 32
 STOPPED_S = 2.0  # what no thread waits for a processor
-PATIENCE_S = 300.0
+PATIENCE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,34 +147,34 @@ def summary(
     new = sum(long.asked_s <= at_s <= until_s for one in (*streams, short) for at_s in one.tokens_s)
     ran = [one for one in timed.ran if long.asked_s <= one.began_s < until_s]
     took_s = {id(one): stops.seconds(one.began_s, one.began_s + one.took_s) for one in ran}
-    pieces = [one for one in ran if any(piece.row.request.id == "long" for piece in one.tick.prefill)]
+    pieces = [one for one in ran if _has_piece_of(long, one.tick)]
     pieces_s = [took_s[id(one)] for one in pieces]
     steps_s = [took_s[id(one)] for one in ran if not one.tick.prefill] or [0.0]
     num_steps = 0 if config.mixed_step else config.prefill_grant_interval
     largest_s = max(pieces_s) + (0.0 if config.mixed_step else max(steps_s))
     long_s = stops.seconds(long.asked_s, until_s)
-    own_s = max(
-        took_s[id(one)]
-        for one in ran
-        if any(piece.row.request.id == short.ticket.request.id for piece in one.tick.prefill)
-    )
-    window_s = statistics.median(pieces_s) + num_steps * statistics.median(steps_s)
+    own_s = max(took_s[id(one)] for one in ran if _has_piece_of(short, one.tick))
+    window_s = statistics.mean(pieces_s) + num_steps * statistics.mean(steps_s)
     return {
         "gap p50 s": statistics.median(gaps_s),
         "gap p95 s": gaps_s[int(0.95 * (len(gaps_s) - 1))],
         "gap max s": gaps_s[-1],
-        "  bound": largest_s,
+        "gap bound s": largest_s,
         "short ttft s": stops.seconds(short.asked_s, short.tokens_s[0]),
-        "   bound": 2 * largest_s + own_s,
+        "short bound s": 2 * largest_s + own_s,
         "long ttft s": long_s,
-        "  bound ": len(pieces) * window_s,
-        "its ticks": len(ran),
-        "  bound, ticks": len(pieces) * (num_steps + 1),
+        "long bound s": len(pieces) * window_s + own_s,
+        "long ticks": len(ran),
+        "ticks bound": len(pieces) * (num_steps + 1),
         "piece s": statistics.median(pieces_s),
         "step s": statistics.median(steps_s),
         "new tokens/s": new / long_s,
         "all tokens/s": (new + len(long.ticket.request.prompt) + SHORT_TOKENS) / long_s,
     }
+
+
+def _has_piece_of(asked: Asked, tick: Tick) -> bool:
+    return any(piece.row.request is asked.ticket.request for piece in tick.prefill)
 
 
 def main() -> None:
@@ -187,6 +190,7 @@ def main() -> None:
     for _ in range(asked.repeats):
         for arm, taken in runs.items():
             taken.append(figures(model, arm, asked.prompt, stops))
+            print(arm, {name: round(figure, 3) for name, figure in taken[-1].items()}, file=sys.stderr)
     print(f"{asked.prompt} prompt tokens, {asked.repeats} repeats")
     print(f"{'':16}" + "".join(f"{arm:>12}" for arm in runs))
     for name in next(iter(runs.values()))[0]:

@@ -120,6 +120,15 @@ class EngineConfig:
     enable_preemption: bool = setting(
         False, "let a request of higher priority take the place of one that runs, which goes on later"
     )
+    max_batch_prefill: int = setting(4, "prompts whose pieces one forward takes together", minimum=1)
+    max_batch_prefill_tokens: int = setting(
+        0, "prompt tokens of several prompts in one forward; 0: as many as the piece in force", minimum=0
+    )
+    mixed_step: int = setting(
+        0,
+        "tokens of one forward that takes decode rows and prompt pieces together; 0: they take turns",
+        minimum=0,
+    )
     lookahead: bool | None = setting(
         None, "submit a step before the last is read; None: where it gains", flag=False
     )

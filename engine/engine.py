@@ -105,6 +105,7 @@ class Engine:
             _cache_note(self._forward),
             f"storage: {storage_note}",
             self.prompts.note,
+            *_mixing_notes(config, self._forward),
             _context_note(self.context_length, self.num_slots, config.shared_context(self.num_slots)),
             _memory_note(self.storable),
         )
@@ -241,6 +242,10 @@ class Engine:
             tokens_per_s=self.verdict.tokens_per_s,
             held=self.prompts.held,
             fits=self._most_tokens,
+            block_tokens=self.prompts.block_tokens,
+            max_batch=self.config.max_batch_prefill,
+            max_batch_tokens=self.config.max_batch_prefill_tokens,
+            mixed_tokens=self.config.mixed_step,
         )
 
     def _most_tokens(self, start: int) -> int:
@@ -490,6 +495,14 @@ def _memory_note(storable: Storable) -> str:
         f"memory: {human_bytes(storable.budget_bytes)} for rows and prompt cache, "
         f"{human_bytes(storable.token_bytes)} for each token, {human_bytes(storable.row_bytes)} at most for a row"
     )
+
+
+def _mixing_notes(config: EngineConfig, forward: Forward) -> list[str]:
+    if config.mixed_step and forward.on_grid:
+        return [
+            "mixed steps: none, this family's prompts are cut at fixed places and take turns with decode steps"
+        ]
+    return []
 
 
 def leave_thread() -> None:

@@ -337,8 +337,8 @@ class EngineLoop:
             log.exception("a step of %d rows failed", len(tick.rows))
             return self._fail(engine, tick, fault)
         self._faults_in_a_row = 0
-        if tick.prefill and not tick.decode:
-            scheduler.plan.measured(tick.prefill_tokens, time.perf_counter() - started_s)
+        if tick.prefill:
+            scheduler.plan.measured(tick.prefill_tokens + len(tick.decode), time.perf_counter() - started_s)
         return events
 
     def _fail(self, engine: "Engine", tick: Tick, fault: Exception) -> list[Event]:

@@ -58,6 +58,7 @@ class Numbers:
     lookahead_steps: int = 0
     prefill_pieces: int = 0
     prefill_grants: int = 0
+    mixed_steps: int = 0  # forwards that are decode steps and prefill grants at once
     rows_run: int = 0  # rows of all forwards together
     preemptions: int = 0
     longest_tokens: int = 0  # prompt and answer of the longest row that ended
@@ -74,7 +75,7 @@ class Numbers:
 
     @property
     def forwards(self) -> int:
-        return self.decode_steps + self.prefill_grants
+        return self.decode_steps + self.prefill_grants - self.mixed_steps
 
 
 @dataclass(slots=True)
@@ -116,6 +117,7 @@ class Metrics:
             numbers = self._numbers
             numbers.decode_steps += bool(tick.decode)
             numbers.prefill_grants += bool(tick.prefill)
+            numbers.mixed_steps += bool(tick.decode and tick.prefill)
             numbers.prefill_pieces += len(tick.prefill)
             numbers.rows_run += len(tick.rows)
             numbers.preemptions += len(tick.preempt)

@@ -66,10 +66,15 @@ class PrefillPlan:
     a second when nothing else runs and a quarter of one while rows decode. With `on_grid`, for model families
     whose arithmetic depends on the cut, pieces end at fixed positions and at the row's `boundaries` whatever else
     runs, and so does what is adopted. `held` says how many of a row's tokens others have stored by now, up to a
-    place where going on reproduces the cold plan.
+    place where going on reproduces the cold plan, and `block_tokens` in which steps that number grows (0: nothing
+    is shared).
 
     `fits` says how many tokens a piece that begins at a position may have for its forward to stay within the
     memory set aside for it. On the grid that bounds nothing: other cuts would be other results.
+
+    One forward takes the pieces of at most `max_batch` prompts, which are together at most `max_batch_tokens` long
+    where they are several (0: no further bound). With `mixed_tokens`, pieces and the decode rows beside them have
+    that many tokens in one forward.
     """
 
     def __init__(
@@ -80,12 +85,25 @@ class PrefillPlan:
         tokens_per_s: float = 0.0,
         held: Held = lambda row, reproduces: 0,
         fits: Callable[[int], int] | None = None,
+        block_tokens: int = 0,
+        max_batch: int = 0,
+        max_batch_tokens: int = 0,
+        mixed_tokens: int = 0,
     ) -> None:
         self._fixed_tokens = fixed_tokens
         self._grid_tokens = (fixed_tokens or GRID_TOKENS) if on_grid else 0
         self._tokens_per_s = tokens_per_s
         self._held = held
         self._fits = fits
+        self._block_tokens = block_tokens
+        self._max_batch = max_batch
+        self._max_batch_tokens = max_batch_tokens
+        self._mixed_tokens = mixed_tokens
+
+    @property
+    def mixes(self) -> bool:
+        """Whether pieces and decode rows share forwards. On a grid a piece cannot be cut to what is left."""
+        return self._mixed_tokens > 0 and not self._grid_tokens
 
     def reproduces(self, hit: int, boundaries: Collection[int] = ()) -> bool:
         """Whether going on behind `hit` adopted tokens gives the bits of the prompt computed from its start."""
@@ -96,19 +114,27 @@ class PrefillPlan:
         return max(row.cursor, self._held(row, lambda hit: self.reproduces(hit, row.request.boundaries)))
 
     def measured(self, num_tokens: int, seconds: float) -> None:
-        """Take the duration of one prefill forward into account; that of a few tokens says little of the rate."""
+        """Take the duration of a forward over prompts, and any decode rows beside them, into account.
+
+        That of a few tokens says little of the rate.
+        """
         if seconds <= 0 or num_tokens < ROUND_TOKENS:
             return
         rate = num_tokens / seconds
         self._tokens_per_s = (self._tokens_per_s + rate) / 2 if self._tokens_per_s else rate
 
-    def budget(self, *, decoding: bool) -> int:
-        """Most prompt tokens that one forward may take now, over all its pieces."""
+    def budget(self, *, decoding: bool, beside: int = 0) -> int:
+        """The piece in force: most prompt tokens that one forward may take now, over all its pieces.
+
+        `beside` counts the decode rows in the same forward.
+        """
         if self._grid_tokens or self._fixed_tokens:
-            return self._grid_tokens or self._fixed_tokens
-        seconds, most = (SHARED_S, SHARED_MAX_TOKENS) if decoding else (ALONE_S, ALONE_MAX_TOKENS)
-        by_time = int(self._tokens_per_s * seconds) // ROUND_TOKENS * ROUND_TOKENS
-        return min(max(by_time, ROUND_TOKENS), most)
+            in_force = self._grid_tokens or self._fixed_tokens
+        else:
+            seconds, most = (SHARED_S, SHARED_MAX_TOKENS) if decoding else (ALONE_S, ALONE_MAX_TOKENS)
+            by_time = int(self._tokens_per_s * seconds) // ROUND_TOKENS * ROUND_TOKENS
+            in_force = min(max(by_time, ROUND_TOKENS), most)
+        return min(in_force, max(self._mixed_tokens - beside, ROUND_TOKENS)) if beside else in_force
 
     def piece(self, row: Row, budget_tokens: int) -> Piece:
         """The next piece of what `row` prefills, of at most `budget_tokens`."""
@@ -123,20 +149,33 @@ class PrefillPlan:
             stop = min(stop, start + max(self._fits(start), 1))
         return Piece(row, start, min(stop, len(row.prefill_tokens)))
 
-    def pieces(self, rows: list[Row], *, decoding: bool) -> tuple[Piece, ...]:
+    def pieces(self, rows: list[Row], *, decoding: bool, beside: int = 0) -> tuple[Piece, ...]:
         """Pieces of several rows for one forward: the first takes what it can of the budget.
 
-        A further row joins only with all that is left of its prompt; a sliver of it would cost it its turn.
+        A further row joins only with all that is left of its prompt, since a sliver of it would cost it its turn,
+        and only if it could not adopt next time what this forward stores.
         """
-        left = self.budget(decoding=decoding)
-        taken = [self.piece(rows[0], left)]
-        left -= taken[0].num_tokens
+        budget = self.budget(decoding=decoding, beside=beside)
+        taken = [self.piece(rows[0], budget)]
+        left = min(budget, self._max_batch_tokens or budget) - taken[0].num_tokens
         for row in rows[1:]:
-            if left <= 0:
+            if left <= 0 or len(taken) == self._max_batch:
                 break
             piece = self.piece(row, left)
-            if not piece.is_last or piece.num_tokens > left:
+            if not piece.is_last or piece.num_tokens > left or any(self._shares(piece, one) for one in taken):
                 continue
             taken.append(piece)
             left -= piece.num_tokens
         return tuple(taken)
+
+    def _shares(self, piece: Piece, taken: Piece) -> bool:
+        """Whether the next block of `piece` is one that `taken` stores, so that its row can adopt it then."""
+        one, other = piece.row.request, taken.row.request
+        if not self._block_tokens or piece.start != taken.start:
+            return False
+        if not (one.cache_prompt and other.cache_prompt and one.cache_salt == other.cache_salt):
+            return False
+        step = self._grid_tokens or self._block_tokens
+        end = (piece.start // step + 1) * step
+        tokens, others = piece.row.prefill_tokens, taken.row.prefill_tokens
+        return end <= taken.stop and end < len(tokens) and tokens[:end] == others[:end]

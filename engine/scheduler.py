@@ -2,9 +2,14 @@
 
 `tick` returns a plain value and `settle` hears what came of it. No arrays and no clock; the engine is not known.
 
-Between two prefill ticks there is at least one decode tick while rows decode. A prompt's first piece is granted
-at once; each later one after `grant_interval` ticks without one, so a prompt of C pieces has its first token
-within C * (grant_interval + 1) ticks, and short prompts pass a long one between its pieces.
+While rows decode there is at least one decode tick between two prefill ticks; where the plan mixes, a tick is
+both.
+
+A prompt in a slot has one piece in each window of N + 1 ticks, N being the `grant_interval`, counted from its
+first tick. So one of C pieces has its first token within C * (N + 1) ticks, and puts no more than one piece into a
+window while others decode. What is close to the end of its window goes first; before that first pieces do, so that
+short prompts pass long ones. With (N + 1) / 2 slots or fewer the windows hold whatever comes. Where there is no
+room for all, the one whose window ended first goes first: they take turns.
 
 A free slot goes to the waiting row of the highest priority, among equals to the first. Whoever waits rises by one
 priority every `RISE_TICKS`, so at the latest after twice that many a row is passed by none that came after it. Who
@@ -19,7 +24,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.cache.ledger import Memory, Unbounded
-from engine.plan import PrefillPlan, Tick
+from engine.plan import Piece, PrefillPlan, Tick
 from engine.request import PRIORITIES, Event, Failed, Output, Row
 
 RISE_TICKS = 256
@@ -63,7 +68,8 @@ class Scheduler:
         self._standing: dict[Row, _Standing] = {}
         self._num_added = 0
         self._tick_count = 0
-        self._granted_at: dict[Row, int] = {}
+        self._due_at: dict[Row, int] = {}  # when the window of a prompt's next piece begins
+        self._parked: set[Row] = set()  # those that had a piece and want another
         self._last_was_prefill = False
 
     @property
@@ -95,18 +101,20 @@ class Scheduler:
         if preempted:
             return Tick(preempt=tuple(preempted))
         granted = self._granted()
+        decode: tuple[Row, ...] = ()
+        if self.plan.mixes or not granted:
+            decode = tuple(self.decoding)[: self._max_batch_size]
+            if preempted := self._make_grow(decode):
+                return Tick(preempt=tuple(preempted))
+            if len(decode) < len(self.decoding):
+                self.decoding.rotate(-len(decode))
+        pieces: tuple[Piece, ...] = ()
         if granted:
-            pieces = self.plan.pieces(granted, decoding=bool(self.decoding))
-            self._granted_at.update((piece.row, self._tick_count) for piece in pieces)
-            self._last_was_prefill = True
-            return Tick(prefill=pieces)
-        rows = tuple(self.decoding)[: self._max_batch_size]
-        if preempted := self._make_grow(rows):
-            return Tick(preempt=tuple(preempted))
-        self._last_was_prefill = False
-        if len(rows) < len(self.decoding):
-            self.decoding.rotate(-len(rows))
-        return Tick(decode=rows)
+            pieces = self.plan.pieces(granted, decoding=bool(self.decoding), beside=len(decode))
+            for piece in pieces:
+                self._park(piece.row)
+        self._last_was_prefill = bool(pieces) and not decode
+        return Tick(prefill=pieces, decode=decode)
 
     def settle(self, events: Iterable[Event]) -> None:
         """Move rows on by what a tick did to them."""
@@ -116,7 +124,7 @@ class Scheduler:
                     self.remove(row)
         for row in [row for row in self.prefilling if row.prefilled]:
             self.prefilling.remove(row)
-            self._granted_at.pop(row, None)
+            self._unpark(row)
             self.decoding.append(row)
 
     def check(self) -> None:
@@ -126,7 +134,7 @@ class Scheduler:
         running = [row for row in self.slots if row is not None]
         assert len(running) == len(set(map(id, running))), "a row has two slots"
         assert {*running} == {*self.prefilling, *self.decoding}, "a row runs without a slot, or a slot has no row"
-        assert set(self._granted_at) <= set(rows), "a grant outlived its row"
+        assert self._parked <= set(self._due_at) <= set(self.prefilling), "a claim outlived its row"
         assert all(row.prefilled for row in self.decoding), "a row decodes before its prompt is stored"
         assert {*self._standing} == {*rows}, "a row has no standing, or outlived itself"
         self.memory.check()
@@ -183,7 +191,7 @@ class Scheduler:
                 place.remove(row)
         if row in self.slots:
             self.slots[self.slots.index(row)] = None
-        self._granted_at.pop(row, None)
+        self._unpark(row)
         self.memory.frees(row)
 
     def _running(self) -> list[Row]:
@@ -210,11 +218,35 @@ class Scheduler:
 
     def _granted(self) -> list[Row]:
         """Rows that may prefill in this tick, in the order of their claims."""
-        if self.decoding and self._last_was_prefill:
+        for row in self.prefilling:
+            self._due_at.setdefault(row, self._tick_count)
+        waits = bool(self.decoding) and not self.plan.mixes
+        if waits and self._last_was_prefill:
             return []
-        fresh = [row for row in self.prefilling if row not in self._granted_at]
-        parked = [row for row in self.prefilling if row in self._granted_at]
-        overdue = [row for row in parked if self._tick_count - self._granted_at[row] > self._grant_interval]
-        if self.decoding:
-            return overdue + fresh
-        return overdue + fresh + [row for row in parked if row not in overdue]
+        claims = [
+            (self._claim(row), row)
+            for row in self.prefilling
+            if not (waits and row in self._parked and self._due_at[row] > self._tick_count)
+        ]
+        return [row for _, row in sorted(claims, key=lambda claim: claim[0])]
+
+    def _claim(self, row: Row) -> tuple[int, int]:
+        """What `row` is sorted by: close to the end of its window, then first pieces, then the shortest."""
+        ends_at = self._due_at[row] + self._grant_interval + 1
+        ticks_of_parked = 2 * len(self._parked)
+        if row in self._parked:
+            rest = len(row.prefill_tokens) - row.cursor
+            return (0, ends_at) if ends_at - self._tick_count <= ticks_of_parked else (2, rest)
+        is_crowded = ticks_of_parked + 2 > self._grant_interval + 1
+        return (0, ends_at) if is_crowded and ends_at <= self._tick_count else (1, 0)
+
+    def _park(self, row: Row) -> None:
+        """Note that `row` has this tick's piece; a window that was missed altogether is lost."""
+        window = self._grant_interval + 1
+        if self._due_at[row] <= self._tick_count:
+            self._due_at[row] = max(self._due_at[row] + window, self._tick_count + 1)
+        self._parked.add(row)
+
+    def _unpark(self, row: Row) -> None:
+        self._due_at.pop(row, None)
+        self._parked.discard(row)

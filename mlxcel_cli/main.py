@@ -41,7 +41,6 @@ COMMANDS = (
 # fmt: off
 ARRIVING = frozenset({
     "--json-schema", "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
-    "--max-batch-prefill", "--max-batch-prefill-tokens", "--mixed-step", "--decode-storage-backend",
     "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--draft-model", "--draft-kind",
     "--draft-block-size", "--prompt-lookup-max-batch", "--threads", "--node-role", "--serving-bind",
     "--prefill-peers", "--decode-peers", "--log-level", "--log-format", "--no-warmup", "--no-web",

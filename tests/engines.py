@@ -9,7 +9,7 @@ from engine.direct import DirectEngine
 from engine.engine import Engine
 from engine.kernels import native
 from engine.model.load import LoadedModel
-from engine.plan import Piece
+from engine.plan import Piece, PrefillPlan, Tick
 from engine.probe import Verdict
 from engine.request import Request, Row, Sampling
 from engine.sample.chain import sample
@@ -95,3 +95,17 @@ class Watched:
             if live:
                 self.engine.step(live)
         return rows
+
+    def scheduled(self, requests: list[Request], plan: PrefillPlan) -> tuple[list[Row], list[Tick]]:
+        """Run the requests as the loop does, a new one every third tick; the rows, and the ticks."""
+        rows = [self.engine.submit(request) for request in requests]
+        scheduler = Scheduler(plan, num_slots=len(rows), grant_interval=3)
+        ticks: list[Tick] = []
+        while scheduler.has_work or len(ticks) < 3 * len(rows):
+            arrived, between = divmod(len(ticks), 3)
+            if not between and arrived < len(rows):
+                scheduler.add(rows[arrived])
+            ticks.append(scheduler.tick())
+            scheduler.settle(self.engine.run(ticks[-1]) if ticks[-1] else [])
+            scheduler.check()
+        return rows, ticks

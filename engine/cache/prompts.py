@@ -66,6 +66,11 @@ class PromptCache:
         self._layout: SpanLayout | None = None
         self._counts = _Counts()
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of what rows share while they are stored; 0 where rows share nothing before a turn ends."""
+        return BLOCK_TOKENS if self.keeps and self._cuts else 0
+
     def held(self, row: Row, reproduces: Callable[[int], bool]) -> int:
         """How many of what the row prefills could be had from here, at a place that `reproduces` allows.
 

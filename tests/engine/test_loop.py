@@ -124,6 +124,50 @@ def test_a_failed_step_ends_its_rows_and_the_next_request_runs(loop, gate):
     assert Client(loop, "runs").end()[0].finish_reason == "length"
 
 
+def test_a_failed_mixed_step_ends_the_rows_of_that_forward(folder, gate):
+    config = EngineConfig(
+        model=folder,
+        parallel=3,
+        kv_unified=True,
+        mixed_step=32,
+        prefill_chunk_size=16,
+        no_prompt_cache=True,
+    )
+    ticks = []
+
+    class Watching(Engine):
+        def run(self, tick):
+            ticks.append(tick)
+            return super().run(tick)
+
+    loop = EngineLoop(config, open_engine=lambda c: Watching(load(c.model), c, sampler=gate))
+    loop.start()
+    expected = [
+        Client(loop, "alone", num_new, prompt).end()[1] for num_new, prompt in ((40, (1, 2)), (8, (3,) * 90))
+    ]
+    clients = [Client(loop, "runs", 40, (1, 2))]
+    gate.hold()
+    clients.append(Client(loop, "joins", 8, (3,) * 90))
+    ticks.clear()
+    gate.open.set()
+    assert [client.end()[1] for client in clients] == expected
+    mixed = [tick for tick in ticks if tick.prefill and tick.decode]
+    assert [tick.prefill_tokens for tick in mixed] == [16, 16, 16, 16, 16, 10]
+    numbers = settled(loop)
+    assert (numbers.mixed_steps, numbers.completion_tokens) == (6, 96)
+    clients = [Client(loop, "runs", 400, (1, 2))]
+    gate.hold()
+    clients.append(Client(loop, "joins", 8, (3,) * 3000))
+    gate.open.set()
+    gate.hold()
+    assert [len(tick.rows) for tick in ticks if tick.prefill and tick.decode][-1] == len(ticks[-1].rows) == 2
+    gate.faults = 1
+    gate.open.set()
+    assert all(isinstance(client.end()[0], Failed) for client in clients)
+    assert Client(loop, "next", 40, (1, 2)).end()[1] == expected[0]
+    loop.stop(PATIENCE_S)
+
+
 def test_a_run_of_failures_ends_the_loop(folder, gate):
     states = queue.Queue()
     loop = EngineLoop(

@@ -47,6 +47,15 @@ def test_one_request_from_its_arrival_to_its_last_token():
     assert numbers.prompt_s == 3.0
 
 
+def test_a_mixed_step_is_one_forward_a_decode_step_and_a_grant():
+    metrics, one, other, times = Metrics(), row(), row(), Times(0.0, 0.0)
+    happened = [(times, Progress(one, 3, 4)), (times, Output(other, 7, "a"))]
+    metrics.ran(Tick(prefill=(Piece(one, 0, 3),), decode=(other,)), happened, 1.0)
+    numbers = metrics.read()
+    assert (numbers.forwards, numbers.decode_steps, numbers.prefill_grants, numbers.rows_run) == (1, 1, 1, 2)
+    assert (numbers.prompt_tokens, numbers.completion_tokens) == (3, 1)
+
+
 def test_a_piece_that_failed_is_run_and_not_stored():
     metrics, one, times = Metrics(), row(), Times(0.0)
     metrics.started([times], 0.0)

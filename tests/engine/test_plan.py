@@ -119,3 +119,79 @@ def test_a_row_that_starts_over_prefills_what_it_has_said():
     assert one.prefill_tokens[piece.start : piece.stop] == (*one.request.prompt, 7, 8, 9)
     # On the grid the prompt ends in a piece of its own, as it did the first time.
     assert cuts_of(PrefillPlan(on_grid=True), one) == [20, 23]
+
+
+def at(plan, *rows, **options):
+    return [(p.start, p.stop) for p in plan.pieces(list(rows), **{"decoding": False, **options})]
+
+
+@pytest.mark.parametrize("max_batch", [1, 2, 3])
+def test_one_forward_takes_so_many_prompts(max_batch):
+    plan = PrefillPlan(fixed_tokens=64, max_batch=max_batch)
+    assert len(at(plan, *(row(5) for _ in range(4)))) == max_batch
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "stops"), [(0, [20, 20, 20]), (1000, [20, 20, 20]), (50, [20, 20]), (10, [20])]
+)
+def test_prompts_together_are_bounded_and_never_above_the_piece_in_force(max_tokens, stops):
+    plan = PrefillPlan(fixed_tokens=64, max_batch_tokens=max_tokens)
+    assert [stop for _, stop in at(plan, *(row(20) for _ in range(5)))] == stops
+    assert at(plan, row(100), row(10)) == [(0, 64)]
+
+
+@pytest.mark.parametrize(("beside", "stop"), [(0, 64), (1, 31), (15, 17), (16, 16), (100, 16)])
+def test_beside_decode_rows_a_piece_is_what_they_leave_of_the_budget(beside, stop):
+    plan = PrefillPlan(fixed_tokens=64, mixed_tokens=32)
+    assert at(plan, row(100), beside=beside) == [(0, stop)]
+    assert at(PrefillPlan(fixed_tokens=8, mixed_tokens=32), row(100), beside=beside) == [(0, 8)]
+
+
+def prompt(*tokens, **options):
+    return Row(Request("r", tokens, **options), 10, 0, None)
+
+
+SHARED = (7,) * 16
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "joins"),
+    [
+        (prompt(*SHARED, 1), prompt(*SHARED, 2), False),
+        (prompt(*SHARED, 1), prompt(*SHARED, 1), False),
+        (prompt(*SHARED), prompt(*SHARED, 2), False),
+        (prompt(*SHARED, 1), prompt(*SHARED), True),  # the last token is always computed
+        (prompt(*SHARED[:-1], 1), prompt(*SHARED, 2), True),
+        (prompt(*SHARED[:-1]), prompt(*SHARED, 2), True),
+        (prompt(*SHARED, 1, cache_salt="a"), prompt(*SHARED, 2), True),
+        (prompt(*SHARED, 1, cache_salt="a"), prompt(*SHARED, 2, cache_salt="a"), False),
+        (prompt(*SHARED, 1, cache_prompt=False), prompt(*SHARED, 2), True),
+        (prompt(*SHARED, 1), prompt(*SHARED, 2, cache_prompt=False), True),
+    ],
+)
+def test_what_the_next_forward_could_adopt_does_not_join(one, other, joins):
+    stops = [len(one.request.prompt), len(other.request.prompt)]
+    for block_tokens in (16, 0):
+        plan = PrefillPlan(fixed_tokens=64, block_tokens=block_tokens)
+        taken = [stop for _, stop in at(plan, one, other)]
+        assert taken == (stops if joins or not block_tokens else stops[:1])
+
+
+def test_equal_blocks_behind_other_prompts_are_not_shared():
+    plan = PrefillPlan(fixed_tokens=64, block_tokens=16)
+    rows = [prompt(*(first,) * 16, *SHARED, first) for first in (1, 2)]
+    for one in rows:
+        one.cursor = 16
+    assert at(plan, *rows) == [(16, 33), (16, 33)]
+
+
+def test_a_further_row_that_shares_nothing_joins_in_front_of_those_that_wait():
+    plan = PrefillPlan(fixed_tokens=64, block_tokens=16)
+    pieces = plan.pieces([prompt(*SHARED, 1), prompt(*SHARED, 2), prompt(3, 4)], decoding=False)
+    assert [piece.num_tokens for piece in pieces] == [17, 2]
+
+
+def test_on_a_grid_only_what_ends_a_piece_is_waited_for():
+    plan = PrefillPlan(on_grid=True, fixed_tokens=32, block_tokens=16)
+    assert at(plan, prompt(*SHARED, 1), prompt(*SHARED[:14], 2)) == [(0, 17), (0, 15)]
+    assert at(plan, prompt(*SHARED, 1), prompt(*SHARED, 2)) == [(0, 17)]

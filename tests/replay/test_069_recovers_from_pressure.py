@@ -19,8 +19,12 @@ def body(user: int, num_tokens: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_long_chats_after_a_crowd(tiny: Path, backend: str) -> None:
-    budget = Bound(Watched(tiny, cache_dtype="float32", decode_storage_backend=backend).engine.memory.row_bytes(900))
-    async with served(tiny, kv_cache_budget=budget, cache_dtype="float32", decode_storage_backend=backend) as service:
+    budget = Bound(
+        Watched(tiny, cache_dtype="float32", decode_storage_backend=backend).engine.memory.row_bytes(900)
+    )
+    async with served(
+        tiny, kv_cache_budget=budget, cache_dtype="float32", decode_storage_backend=backend
+    ) as service:
         for _ in range(2):
             crowd = await asyncio.gather(
                 *(service.post(COMPLETIONS, body(user, 80 + 60 * user)) for user in range(12))

@@ -13,8 +13,12 @@ pytestmark = pytest.mark.anyio
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_full_cache_refuses_nothing_and_delays_nobody(tiny: Path, backend: str) -> None:
-    budget = Bound(Watched(tiny, cache_dtype="float32", decode_storage_backend=backend).engine.memory.row_bytes(400))
-    async with served(tiny, kv_cache_budget=budget, cache_dtype="float32", decode_storage_backend=backend) as service:
+    budget = Bound(
+        Watched(tiny, cache_dtype="float32", decode_storage_backend=backend).engine.memory.row_bytes(400)
+    )
+    async with served(
+        tiny, kv_cache_budget=budget, cache_dtype="float32", decode_storage_backend=backend
+    ) as service:
         engine = service.engine
         for user in range(60):
             prompt = [(31 * user + 7 * i + i // 9) % 250 for i in range(390)]

@@ -172,6 +172,18 @@ def test_equal_prompts_that_arrive_together_are_computed_about_once(pair):
     assert sum(100 - row.num_cached for row in rows) <= 100 + 2 * 20
 
 
+def test_users_who_arrive_together_have_one_of_them_compute_what_they_share(pair):
+    """The others do not join its forward, and then share one of their own."""
+    prefix = numbers(11, PREFIX)
+    requests = [pair.request(str(user), prefix + numbers(user, 5, 90), seed=user) for user in range(4)]
+    cold = [pair.cold_run(request)[0] for request in requests]
+    pair.warm.engine.prompts.reset()
+    tokens, (first, *others) = drive(pair.warm.engine, requests)
+    assert tokens == cold
+    assert first.num_cached == 0
+    assert all(row.num_cached == PREFIX // BLOCK_TOKENS * BLOCK_TOKENS for row in others)
+
+
 def test_after_eviction(tmp_path):
     folder = write_checkpoint(tmp_path, "gemma3_text")
     block_bytes = 3 * 2 * 8 * 4 * BLOCK_TOKENS

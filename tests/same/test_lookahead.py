@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.plan import PrefillPlan
 from tests.engines import Watched
 from tests.tiny import write_checkpoint
 
@@ -24,6 +25,18 @@ def test_same_tokens_either_way(pair, sampling):
         }
         outputs.append([row.output for row in watched.together(requests)])
         assert watched.engine._in_flight is None
+    assert outputs[0] == outputs[1]
+
+
+def test_same_tokens_when_prompts_share_steps_with_decode_rows(pair):
+    outputs = []
+    for watched in pair:
+        requests = [watched.request(f"{i}", length, 14, seed=i) for i, length in enumerate((3, 50, 9, 70))]
+        on_grid = watched.engine.mode != "spans"
+        plan = PrefillPlan(fixed_tokens=16, on_grid=on_grid, mixed_tokens=20)
+        rows, ticks = watched.scheduled(requests, plan)
+        outputs.append([row.output for row in rows])
+        assert any(tick.prefill and tick.decode for tick in ticks) != on_grid
     assert outputs[0] == outputs[1]
 
 

@@ -18,9 +18,7 @@ SHARE = 0.9  # of what is free: the rest is for the operating system, Python, an
 PIECE_SHARE = 0.25  # of what is free, at most, for a prefill piece
 FLOAT_BYTES = 4
 # How often something is there at once, found by measuring peaks over families of every kind, and rounded up.
-OUTPUT_COPIES = (
-    8  # a block's outputs, what norms, gates and rotations make of them, and the next blocks' begun early
-)
+OUTPUT_COPIES = 8  # a block's outputs, what norms and gates make of them, and those of blocks begun early
 SCORE_COPIES = 2  # attention's scores, and their softmax
 OWN_SCORE_COPIES = 5  # the same where the model computes and masks them itself
 SCAN_COPIES, SCAN_TOKENS = 6, 256  # mlx-lm's state-space scans go over so many tokens at once, pair by pair

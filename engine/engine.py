@@ -308,6 +308,7 @@ class Engine:
             for row in rows:
                 if row.finish_reason is None:
                     self._keep(row)
+                    self.release(row)
                     row.start_over()
 
     def _keep(self, row: Row) -> None:

@@ -105,8 +105,10 @@ class Row:
         return len(self.request.prompt) + self.limit_tokens
 
     def start_over(self) -> None:
-        """Go on later from nothing stored: what was said stays said, and becomes part of what is prefilled."""
-        self.storage = None
+        """Go on later from nothing stored: what was said stays said, and becomes part of what is prefilled.
+
+        Its storage is given back before.
+        """
         self.cursor = 0
         self.num_preempted += 1
         self.prefill_tokens = (*self.request.prompt, *self.output)

@@ -299,9 +299,11 @@ class Engine:
         ):
             self._run_ahead(tick.decode)
             return self._unheard()
-        for piece in tick.prefill:  # first of all: what the plan found in the prompt cache is still there
-            self._open(piece.row, piece.start)
-        self._read()
+        try:
+            for piece in tick.prefill:  # first of all: what the plan found in the prompt cache is still there
+                self._open(piece.row, piece.start)
+        finally:
+            self._read()
         live = tuple(row for row in tick.decode if row.finish_reason is None)
         self._in_flight = self._submit(tick.prefill, live)
         events = self.finish_rows()

@@ -18,7 +18,7 @@ SHARE = 0.9  # of what is free: the rest is for the operating system, Python, an
 PIECE_SHARE = 0.25  # of what is free, at most, for a prefill piece
 FLOAT_BYTES = 4
 # How often something is there at once, found by measuring peaks over families of every kind, and rounded up.
-OUTPUT_COPIES = 4  # a layer's output, and what norms, gates and rotations make of it
+OUTPUT_COPIES = 8  # a block's outputs, what norms and gates make of them, and those of blocks begun early
 SCORE_COPIES = 2  # attention's scores, and their softmax
 OWN_SCORE_COPIES = 5  # the same where the model computes and masks them itself
 SCAN_COPIES, SCAN_TOKENS = 6, 256  # mlx-lm's state-space scans go over so many tokens at once, pair by pair
@@ -70,15 +70,17 @@ def transient_of(
     said = {**config, **(config.get("text_config") or {})}
     experts = int(said.get("num_experts_per_tok") or EXPERTS)
     widths: dict[str, int] = {}
+    value_bytes = [FLOAT_BYTES] if compiled else []
     for name, module in model.named_modules():
         block = _block(name)
         if block and isinstance(module.get("weight"), mx.array):
             widths[block] = widths.get(block, 0) + _width(module.weight, experts)
+            value_bytes += [module.weight.dtype.size] if module.weight.ndim == 1 else []
     heads = int(said.get("num_attention_heads") or 0)
     scan_heads = next((int(said[name]) for name in SCAN_HEADS if isinstance(said.get(name), int)), 0)
-    values = OUTPUT_COPIES * max(widths.values(), default=0) + SCAN_COPIES * SCAN_TOKENS * scan_heads
+    outputs = max(value_bytes, default=FLOAT_BYTES) * OUTPUT_COPIES * max(widths.values(), default=0)
     return Transient(
-        token_bytes=FLOAT_BYTES * values,
+        token_bytes=outputs + FLOAT_BYTES * SCAN_COPIES * SCAN_TOKENS * scan_heads,
         pair_bytes=FLOAT_BYTES * heads * _score_copies(said, heads, mode, compiled),
         logit_bytes=FLOAT_BYTES * LOGIT_COPIES * vocab_size,
     )

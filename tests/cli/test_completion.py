@@ -62,7 +62,8 @@ def complete(environment: None) -> Complete:
 
 def flags(command: str) -> set[str]:
     group = typer.main.get_command(build([command]))
-    return {flag for option in group.commands[command].params for flag in option.opts if flag.startswith("--")}
+    options = group.commands[command].params
+    return {flag for option in options for flag in (*option.opts, *option.secondary_opts) if flag.startswith("--")}
 
 
 def test_commands(complete: Complete):

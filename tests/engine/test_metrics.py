@@ -69,3 +69,19 @@ def test_every_outcome_has_its_count(outcome):
     metrics = Metrics()
     metrics.ended(outcome, Times(0.0), 1.0)
     assert metrics.read().requests == dict.fromkeys(OUTCOMES, 0) | {outcome: 1}
+
+
+def test_what_a_preempted_row_computes_again_is_counted_apart():
+    metrics, one, times = Metrics(), row(), Times(0.0)
+    metrics.started([times], 1.0)
+    metrics.ran(
+        Tick(prefill=(Piece(one, 0, 4),)), [(times, Progress(one, 4, 4)), (times, Output(one, 7, "a"))], 2.0
+    )
+    one.output.append(7)
+    one.start_over()
+    metrics.ran(Tick(preempt=(one,)), [], 3.0)
+    again = Tick(prefill=(Piece(one, 0, 5),))
+    metrics.ran(again, [(times, Progress(one, 5, 5)), (times, Output(one, 8, "b"))], 9.0)
+    numbers = metrics.read()
+    assert (numbers.preemptions, numbers.prompt_tokens, numbers.recomputed_tokens) == (1, 4, 5)
+    assert (numbers.ttft_s.num_observed, numbers.ttft_s.total, numbers.inter_token_s.total) == (1, 2.0, 7.0)

@@ -22,8 +22,9 @@ def test_compiled(compiled, name):
     expected = logits(model)
     leaves.replace(model)
     assert np.abs(logits(model) - expected).max() <= 1e-4 * np.abs(expected).max()
-    watched = Watched(zoo_loaded(model), cache_dtype="float32")
-    assert watched.engine.mode == zoo_engine(name).engine.mode
+    plain = zoo_engine(name).engine
+    watched = Watched(zoo_loaded(model), cache_dtype="float32" if plain._forward.stores else "auto")
+    assert watched.engine.mode == plain.mode
     requests = {step: watched.request(f"{step}", length, 5, seed=step) for step, length in JOINS.items()}
     alone = [watched.alone(request) for request in requests.values()]
     kept = dict(watched.logits)

@@ -66,7 +66,7 @@ def test_the_start_up_lines_say_what_keys_are_stored_as(compiled, checkpoint):
     assert cache_note(cache_dtype="bfloat16", portable=True) == "cache: keys and values as bfloat16"
     assert cache_note(portable=True) == "cache: keys and values in the model's type"
     state = write_checkpoint(checkpoint.parent / "mamba2", "mamba2")
-    said = Engine.open(EngineConfig(model=state, cache_dtype="float16")).notes
+    said = Engine.open(EngineConfig(model=state)).notes
     assert "cache: what the model keeps, in its own types" in said
 
 

@@ -23,23 +23,33 @@ FAMILIES = (
 PIECE = Transient(token_bytes=1000, pair_bytes=10, logit_bytes=5000)
 
 
+def assert_pieces_fit(watched, size):
+    """Three pieces of `size` tokens each take on their way no more than is said."""
+    engine = watched.engine
+    row = engine.submit(watched.request("r", 3 * size + 1, 2))
+    for start in range(0, 3 * size, size):
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        engine.prefill([Piece(row, start, start + size)])
+        assert row.storage is not None
+        stored = sum(array.nbytes for array in row.storage.arrays())
+        taken = mx.get_peak_memory() - before - stored
+        assert taken <= engine._transient.bytes_of(start, size) + engine._transient.logit_bytes
+    engine.release(row)
+
+
 @pytest.mark.parametrize("portable", [False, True])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_piece_takes_no_more_than_is_said(name, portable, tmp_path):
     watched = Watched(write_zoo(tmp_path, name), portable=portable)
-    engine = watched.engine
-    sizes = (64, 256) if engine.plan()._grid_tokens else (64, 256, 1024)
-    for size in sizes:
-        row = engine.submit(watched.request("r", 3 * size + 1, 2))
-        for start in range(0, 3 * size, size):
-            mx.clear_cache()
-            before = mx.get_active_memory()
-            mx.reset_peak_memory()
-            engine.prefill([Piece(row, start, start + size)])
-            stored = sum(array.nbytes for array in row.storage.arrays())
-            taken = mx.get_peak_memory() - before - stored
-            assert taken <= engine._transient.bytes_of(start, size) + engine._transient.logit_bytes
-        engine.release(row)
+    for size in (64, 256) if watched.engine.plan()._grid_tokens else (64, 256, 1024):
+        assert_pieces_fit(watched, size)
+
+
+@pytest.mark.real
+def test_a_piece_of_the_built_in_model(real_checkpoint):
+    assert_pieces_fit(Watched(real_checkpoint), 128)
 
 
 def test_the_longest_piece_that_fits_is_found():

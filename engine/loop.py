@@ -249,7 +249,7 @@ class EngineLoop:
             grant_interval=self.config.prefill_grant_interval,
         )
         while True:
-            mail = self._take_mail(wait=not scheduler.has_work)
+            mail = self._take_mail(wait=not (scheduler.has_work or engine.verifier.has_work))
             self._answer(engine)
             for kind, ticket in mail:
                 if kind == "submit":
@@ -266,10 +266,11 @@ class EngineLoop:
                 happened = [(self._tickets[event.row], event) for event in events if event.row in self._tickets]
                 self._count(tick, happened)
                 self._deliver(happened)
+            engine.verifier.advance()
             self.metrics.stands(
                 kv_bytes=engine.kv_bytes(scheduler.rows),
                 lookahead_steps=engine.lookahead_steps,
-                prompt_cache=engine.prompts.stats(),
+                prompt_cache=engine.cache_stats(),
             )
 
     def _take_mail(self, *, wait: bool) -> list[tuple[str, Ticket]]:

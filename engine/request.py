@@ -112,7 +112,9 @@ class Timings:
 class CacheStats:
     """What the prompt cache holds, and what has happened since the start. A hit is a row that computed less.
 
-    A family's entries are blocks or snapshots of whole rows.
+    A family's entries are blocks or snapshots of whole rows. `off_plan` are adoptions that ended where the plan of
+    a cold prompt would not have cut; `verify_checked` hits were computed again, and `verify_different` of them
+    were not what the whole prompt gives.
     """
 
     enabled: bool = False
@@ -126,6 +128,9 @@ class CacheStats:
     tokens_reused: int = 0
     evictions: int = 0
     expirations: int = 0
+    off_plan: int = 0
+    verify_checked: int = 0
+    verify_different: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class _Counts:
     hits: int = 0
     misses: int = 0
     tokens_reused: int = 0
+    off_plan: int = 0
 
 
 class PromptCache:
@@ -57,8 +58,11 @@ class PromptCache:
         held = self._tree.held(self._key(row), tokens)
         return next((n for n in range(held, 0, -BLOCK_TOKENS) if reproduces(n)), 0)
 
-    def adopt(self, row: Row, num_tokens: int, storage: RowStorage) -> None:
-        """Let `row` go on with the empty `storage`, filled with its first tokens as `held` found them."""
+    def adopt(self, row: Row, num_tokens: int, storage: RowStorage, *, reproduces: bool = True) -> None:
+        """Let `row` go on with the empty `storage`, filled with its first tokens as `held` found them.
+
+        `reproduces` says whether the plan of a cold prompt cuts there; it does as long as `held` is what is asked.
+        """
         assert isinstance(storage, DenseStorage), "only rows of ours share"
         tokens = row.request.prompt[:num_tokens]
         if self._cuts:
@@ -66,6 +70,7 @@ class PromptCache:
         else:
             copy: RowCopy = self._snapshots.take(self._key(row), tokens)
             copy.put(storage)
+        self._counts.off_plan += not reproduces
         self._counts.tokens_reused += num_tokens - row.cursor
         row.num_cached += num_tokens - row.cursor
         row.cursor = num_tokens
@@ -160,6 +165,7 @@ class PromptCache:
             tokens_reused=self._counts.tokens_reused,
             evictions=self._tree.num_evicted + self._snapshots.num_evicted,
             expirations=self._tree.num_expired + self._snapshots.num_expired,
+            off_plan=self._counts.off_plan,
         )
 
     def check(self) -> None:

@@ -5,6 +5,7 @@ what one thread has built another cannot evaluate. It decides nothing about rows
 nothing (`engine.py`); it contains faults: a forward that raises ends its own rows.
 """
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -140,7 +141,12 @@ class EngineLoop:
         return self._num_slots + self.config.max_queue_depth
 
     def start(self) -> None:
-        """Start loading; `on_state` is called when `model` or `fault` is set."""
+        """Start loading; `on_state` is called when `model` or `fault` is set.
+
+        A process that ends before `stop` was called stops at its exit: the interpreter kills threads that want it
+        again by then, and C++ aborts when that happens within it.
+        """
+        atexit.register(self.stop)
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -150,6 +156,8 @@ class EngineLoop:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            atexit.unregister(self.stop)
 
     def submit(self, request: Request, deliver: Callable[[Event | MlxcelError], None]) -> Ticket:
         """Enqueue `request`. Raises QueueFull or EngineStopped at once; later errors are delivered."""

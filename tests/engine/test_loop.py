@@ -334,19 +334,32 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("attempt", range(6))
-def test_a_process_that_stops_its_loop_exits_cleanly(folder, attempt):
-    """MLX aborts a process that ends while a thread that evaluated has only just ended."""
+ENDS = {
+    "stopped": "ended.wait()\nloop.stop()",
+    "stopped while it runs": "begun.wait()\nloop.stop()",
+    "while it loads": "",
+    "while it runs": "begun.wait()",
+    "when it is idle": "ended.wait()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_exits_cleanly_whatever_its_loop_does(folder, end):
+    """MLX aborts a process whose interpreter ends under a thread that evaluates, or has only just ended."""
     program = f"""
 import threading
 from pathlib import Path
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.request import Request
-loop, done = EngineLoop(EngineConfig(model=Path({str(folder)!r}))), threading.Event()
+begun, ended = threading.Event(), threading.Event()
+def hear(event):
+    begun.set()
+    if getattr(event, "finish_reason", None):
+        ended.set()
+loop = EngineLoop(EngineConfig(model=Path({str(folder)!r})))
 loop.start()
-loop.submit(Request("r", (1, 2, 3), max_tokens=20), lambda e: getattr(e, "finish_reason", None) and done.set())
-assert done.wait({PATIENCE_S})
-loop.stop()
+loop.submit(Request("r", (1, 2, 3), max_tokens=200, ignore_eos=True), hear)
+{ENDS[end]}
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

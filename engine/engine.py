@@ -74,6 +74,8 @@ class Engine:
             decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
             vocab_size=loaded.vocab_size,
             longest_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
+            bos=tokenizer.bos_token or "",
+            eos=tokenizer.eos_token or "",
         )
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)

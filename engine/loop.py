@@ -51,11 +51,15 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What one slot does now: the request in it, and how far that is. `task` numbers all requests."""
+    """What one slot does now: the request in it, and how far that is. `task` numbers all requests.
+
+    `stored_tokens` of the prompt are there, `cached_tokens` of them from the prompt cache.
+    """
 
     task: int
     request: Request
     stored_tokens: int
+    cached_tokens: int
     decoded_tokens: int
     remaining_tokens: int
 
@@ -211,7 +215,7 @@ class EngineLoop:
         if row is None or ticket is None:
             return None
         decoded = len(row.output)
-        return Slot(ticket.number, row.request, row.cursor, decoded, row.limit_tokens - decoded)
+        return Slot(ticket.number, row.request, row.cursor, row.num_cached, decoded, row.limit_tokens - decoded)
 
     def silent_s(self) -> float:
         """How long work has been in flight without a token or a stored piece; 0 when there is none."""

@@ -29,6 +29,8 @@ async def props(request: Request) -> Response:
             "endpoint_props": False,
             "endpoint_metrics": True,
             "chat_template": model.template.source,
+            "bos_token": model.tokens.bos,
+            "eos_token": model.tokens.eos,
             "build_info": _build(),
         }
     )
@@ -72,7 +74,7 @@ def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
         "request_id": request.id,
         "n_prompt_tokens": len(request.prompt),
         "n_prompt_tokens_processed": slot.stored_tokens,
-        "n_prompt_tokens_cache": 0,
+        "n_prompt_tokens_cache": slot.cached_tokens,
         "params": {
             **_sampling(request.sampling),
             "n_predict": bound,

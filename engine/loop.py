@@ -261,7 +261,8 @@ class EngineLoop:
             grant_interval=self.config.prefill_grant_interval,
         )
         while True:
-            mail = self._take_mail(wait=not (scheduler.has_work or engine.verifier.has_work))
+            idle = not (scheduler.has_work or engine.verifier.has_work)
+            mail = self._take_mail(wait_s=engine.prompts.expires_in_s() if idle else 0.0)
             self._answer(engine)
             for kind, ticket in mail:
                 if kind == "submit":
@@ -285,10 +286,12 @@ class EngineLoop:
                 prompt_cache=engine.cache_stats(),
             )
 
-    def _take_mail(self, *, wait: bool) -> list[tuple[str, Ticket]]:
+    def _take_mail(self, *, wait_s: float) -> list[tuple[str, Ticket]]:
+        """What came so far, waiting for it that long; what has expired then is dropped by who looks at it next."""
         with self._wake:
-            while wait and not (self._mail or self._questions or self._stopping):
-                self._wake.wait()
+            self._wake.wait_for(
+                lambda: self._mail or self._questions or self._stopping, min(wait_s, threading.TIMEOUT_MAX)
+            )
             mail = list(self._mail)
             self._mail.clear()
         return mail

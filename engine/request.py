@@ -47,9 +47,9 @@ class Request:
     `prompt` are token ids, already bounded by the vocabulary; `max_tokens` None means until the context's end;
     `choice` is the k of `n` choices and takes part in every draw. `priority` decides who gets a slot first.
     `cache_prompt` False: nothing is taken from the prompt cache and nothing is put into it; requests with another
-    `cache_salt` share nothing with this one. `boundaries` are the prompt lengths, ascending, at which a
-    conversation's turns begin, its whole length the last: where results depend on the cut, a prompt is cut there,
-    so that the next turn can go on from there.
+    `cache_salt` share nothing with this one; what one with a `prompt_cache_key` uses is kept for longer than what
+    others do. `boundaries` are the prompt lengths, ascending, at which a conversation's turns begin, its whole
+    length the last: where results depend on the cut, a prompt is cut there, so that the next turn can go on there.
     """
 
     id: str
@@ -62,6 +62,7 @@ class Request:
     priority: Priority = "normal"
     cache_prompt: bool = True
     cache_salt: str = ""
+    prompt_cache_key: str = ""
     boundaries: tuple[int, ...] = ()
 
 

@@ -2,16 +2,19 @@
 
 A block's state is an opaque span; the tree knows its bytes alone. Any number of rows borrow the same blocks, and
 adoption takes nothing away. One budget bounds the bytes: cold blocks go first, leaves before what they stand on,
-and what is borrowed stays. The tree knows no arrays; the clock is given.
+those that were named lately last, and what is borrowed stays. The tree knows no arrays; the clock is given.
 """
 
+import bisect
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 BLOCK_TOKENS = 16
+NAMED_S = 600.0  # for so long a request that names a key keeps what it uses behind all else
 
 Block = tuple[int, ...]
 
@@ -27,6 +30,7 @@ class Node:
     num_bytes: int = 0
     num_borrowers: int = 0
     used_s: float = 0.0
+    named_s: float = -inf
     children: "dict[Block, Node]" = field(default_factory=dict)
 
 
@@ -54,7 +58,7 @@ class PrefixTree:
     """
 
     def __init__(
-        self, budget_bytes: int, ttl_s: float = float("inf"), *, clock: Callable[[], float] = time.monotonic
+        self, budget_bytes: int, ttl_s: float = inf, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.budget_bytes = budget_bytes
         self._ttl_s = ttl_s
@@ -80,11 +84,14 @@ class PrefixTree:
         self.expire()
         return len(self._path(key, tokens)) * BLOCK_TOKENS
 
-    def borrow(self, key: Hashable, tokens: Sequence[int]) -> Loan:
-        """The blocks held of `tokens`, which stay until `release`; none is no error."""
+    def borrow(self, key: Hashable, tokens: Sequence[int], *, named: bool = False) -> Loan:
+        """The blocks held of `tokens`, which stay until `release`; none is no error.
+
+        `named`: evict them after those that were not, for `NAMED_S` seconds.
+        """
         self.expire()
         path = self._path(key, tokens)
-        self._touch(path)
+        self._touch(path, named)
         for node in path:
             node.num_borrowers += 1
         return Loan(tuple(path))
@@ -104,15 +111,17 @@ class PrefixTree:
         take: Callable[[int, int], Sequence[Any]],
         *,
         first: int = 0,
+        named: bool = False,
     ) -> int:
         """Hold the whole blocks of `tokens` that are not held, as far as the budget allows; how many were added.
 
         `take(start, stop)` gives the spans of these tokens, `block_bytes` each; it can give none from before the
         token `first`. It is called once, after cold blocks have made room, and not where nothing is missing.
+        `named` is that of `borrow`.
         """
         self.expire()
         path = self._path(key, tokens)
-        self._touch(path)
+        self._touch(path, named)
         start = len(path) * BLOCK_TOKENS
         missing = len(tokens) // BLOCK_TOKENS - len(path)
         if missing <= 0 or start < first:
@@ -131,7 +140,7 @@ class PrefixTree:
             self.num_bytes += block_bytes
             path.append(node)
             end = node
-        self._touch(path)
+        self._touch(path, named)
         return fitting
 
     def divergence(self, key: Hashable, tokens: Sequence[int]) -> int | None:
@@ -145,7 +154,7 @@ class PrefixTree:
         ahead = tuple(tokens[at : at + BLOCK_TOKENS])
         if end is None or not end.children or not ahead:
             return None
-        same = max(_num_same(ahead, block) for block in end.children)
+        same = max(num_same(ahead, block) for block in end.children)
         return at + same if same < len(ahead) and at + same > 0 else None
 
     def expire(self) -> None:
@@ -154,6 +163,11 @@ class PrefixTree:
         while (node := self._coldest()) is not None and node.used_s < before_s:
             self._drop(node)
             self.num_expired += 1
+
+    def expires_in_s(self) -> float:
+        """How long until `expire` has something to drop if nothing is used until then; infinite where never."""
+        coldest = self._coldest()
+        return inf if coldest is None else max(0.0, coldest.used_s + self._ttl_s - self._clock())
 
     def clear(self) -> int:
         """Drop everything that nobody borrows; the bytes that this freed."""
@@ -179,6 +193,7 @@ class PrefixTree:
                         assert node.num_borrowers >= child.num_borrowers, "a borrowed block stands on none"
                         assert places[node] > places[child], "a block is colder than one that stands on it"
                         assert node.used_s >= child.used_s, "a block is older than one that stands on it"
+                        assert node.named_s >= child.named_s, "a named block stands on one that is not"
                     waiting.append(child)
                     reached.append(child)
         assert set(reached) == set(self._order), "a block is lost"
@@ -196,10 +211,11 @@ class PrefixTree:
             path.append(node)
         return path
 
-    def _touch(self, path: Sequence[Node]) -> None:
+    def _touch(self, path: Sequence[Node], named: bool) -> None:
         now_s = self._clock()
         for node in reversed(path):
             node.used_s = now_s
+            node.named_s = now_s if named else node.named_s
             self._order.move_to_end(node)
 
     def _make_room(self, num_blocks: int, block_bytes: int, keep: Sequence[Node]) -> int:
@@ -207,10 +223,10 @@ class PrefixTree:
         for node in keep:
             node.num_borrowers += 1
         while self.budget_bytes - self.num_bytes < num_blocks * block_bytes:
-            coldest = self._coldest()
-            if coldest is None:
+            leaving = self._first_out()
+            if leaving is None:
                 break
-            self._drop(coldest)
+            self._drop(leaving)
             self.num_evicted += 1
         for node in keep:
             node.num_borrowers -= 1
@@ -219,6 +235,15 @@ class PrefixTree:
     def _coldest(self) -> Node | None:
         """The least recently used block that nobody borrows: a leaf, for those on it are colder."""
         return next((node for node in self._order if not node.num_borrowers), None)
+
+    def _first_out(self) -> Node | None:
+        """What makes room first: the coldest that nobody borrows and nobody has named lately, else the coldest.
+
+        A leaf too, for what stands on a block was named no later.
+        """
+        since_s = self._clock() - NAMED_S
+        unnamed = (node for node in self._order if not node.num_borrowers and node.named_s < since_s)
+        return next(unnamed, None) or self._coldest()
 
     def _drop(self, node: Node) -> None:
         assert not node.children, "only leaves are dropped"
@@ -236,5 +261,7 @@ def _blocks(tokens: Sequence[int]) -> Iterator[Block]:
         yield tuple(tokens[start : start + BLOCK_TOKENS])
 
 
-def _num_same(one: Block, other: Block) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def num_same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences of the same type begin with alike."""
+    shorter = min(len(one), len(other))
+    return bisect.bisect_left(range(shorter), True, key=lambda i: one[: i + 1] != other[: i + 1])

@@ -66,9 +66,9 @@ class PromptCache:
         assert isinstance(storage, DenseStorage), "only rows of ours share"
         tokens = row.request.prompt[:num_tokens]
         if self._cuts:
-            self._adopt_blocks(self._key(row), tokens, storage)
+            self._adopt_blocks(row, tokens, storage)
         else:
-            copy: RowCopy = self._snapshots.take(self._key(row), tokens)
+            copy: RowCopy = self._snapshots.take(self._key(row), tokens, named=_is_named(row))
             copy.put(storage)
         self._counts.off_plan += not reproduces
         self._counts.tokens_reused += num_tokens - row.cursor
@@ -76,9 +76,9 @@ class PromptCache:
         row.cursor = num_tokens
         row.storage = storage
 
-    def _adopt_blocks(self, key: Hashable, tokens: Sequence[int], storage: DenseStorage) -> None:
+    def _adopt_blocks(self, row: Row, tokens: Sequence[int], storage: DenseStorage) -> None:
         assert self._layout is not None, "nothing was kept yet"
-        loan = self._tree.borrow(key, tokens)
+        loan = self._tree.borrow(self._key(row), tokens, named=_is_named(row))
         try:
             assert loan.num_tokens == len(tokens), "what was found is not there any more"
             self._layout.put(loan.spans, storage)
@@ -91,7 +91,8 @@ class PromptCache:
             return
         self._counts.hits += row.num_cached > 0
         self._counts.misses += row.num_cached == 0
-        row.cache_miss = self._tree.divergence(self._key(row), row.request.prompt)
+        kept = self._tree if self._cuts else self._snapshots
+        row.cache_miss = kept.divergence(self._key(row), row.request.prompt)
         if row.cache_miss is not None:
             log.info(
                 "request %s: prompt token %d (id %d) is the first that differs from what the prompt cache holds",
@@ -130,6 +131,7 @@ class PromptCache:
             layout.num_bytes,
             lambda start, stop: layout.take(storage, start, stop),
             first=storage.first_held,
+            named=_is_named(row),
         )
 
     def _keep_whole(self, row: Row, kind: Kind) -> None:
@@ -143,11 +145,16 @@ class PromptCache:
             kind,
             RowCopy.bytes_of(storage),
             lambda: RowCopy(storage),
+            named=_is_named(row),
         )
 
     def reset(self) -> int:
         """Drop everything; the bytes that this freed."""
         return self._tree.clear() + self._snapshots.clear()
+
+    def expires_in_s(self) -> float:
+        """How long until something is there to be dropped for its age; infinite where never."""
+        return min(self._tree.expires_in_s(), self._snapshots.expires_in_s())
 
     def stats(self) -> CacheStats:
         """What is kept now, and what has happened since the start."""
@@ -179,6 +186,10 @@ class PromptCache:
 
     def _key(self, row: Row) -> Hashable:
         return (*self._identity, row.request.cache_salt)
+
+
+def _is_named(row: Row) -> bool:
+    return bool(row.request.prompt_cache_key)
 
 
 def _has_window(kind: LayerKind) -> bool:

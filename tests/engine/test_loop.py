@@ -320,6 +320,31 @@ def test_what_a_cancelled_row_has_stored_is_kept(loop, gate):
     assert event.timings.cache_n == 96
 
 
+def test_what_expires_while_nothing_runs_is_dropped_then(folder):
+    """Nobody has to ask for it."""
+    expired = threading.Event()
+
+    def open_engine(config):
+        engine = Engine(load(config.model), config)
+        engine.prompts._tree._ttl_s = 0.1
+        return engine
+
+    loop = EngineLoop(EngineConfig(model=folder), open_engine=open_engine)
+    stands = loop.metrics.stands
+
+    def told(*, prompt_cache, **numbers):
+        stands(prompt_cache=prompt_cache, **numbers)
+        if prompt_cache.expirations == 4:
+            expired.set()
+
+    loop.metrics.stands = told
+    loop.start()
+    Client(loop, "r", 2, tuple(range(70))).end()
+    assert expired.wait(PATIENCE_S)
+    assert loop.numbers().prompt_cache.num_bytes == 0
+    loop.stop(PATIENCE_S)
+
+
 def test_loading_leaves_the_bound_on_open_files_alone(folder):
     """mlx-lm lowers it when it is imported, to less than a busy server needs."""
     program = f"""

@@ -184,11 +184,11 @@ async def _direct(path: Path, asked: Sequence[Case]) -> list[Said]:
 
 
 @asynccontextmanager
-async def _in_process(model: str, path: Path) -> AsyncIterator[Client]:
-    """The server in this process, at one slot."""
+async def _in_process(model: str, path: Path, num_slots: int = 1) -> AsyncIterator[Client]:
+    """The server in this process."""
     from server.app import make_app
 
-    engine = EngineConfig(model=path, parallel=1, fallback_sampling=GREEDY)
+    engine = EngineConfig(model=path, parallel=num_slots, fallback_sampling=GREEDY)
     app = make_app(ServerConfig(engine=engine, model_id=model))
     async with Client(InProcess(app), "http://localhost") as client:
         yield client

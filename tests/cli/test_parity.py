@@ -45,6 +45,7 @@ def test_a_difference_is_shown_and_ends_with_1_where_none_is_expected(
         return [replace(first, text="?" + first.text), *rest]
 
     monkeypatch.setattr(parity, "_direct", other)
+    monkeypatch.setattr(parity, "_served", lambda path, num_slots: parity._in_process("it", path, num_slots))
     ended = mlxcel("parity", str(folder), "-n", "4", "--expect-identical")
     assert ended.code == 1
     assert ended.out.count("at character 0: ") == 6

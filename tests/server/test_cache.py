@@ -56,6 +56,18 @@ async def test_the_metrics_say_the_same(tiny):
             assert f"mlxcel_{name} {float(number)}\n" in text
 
 
+async def test_hits_that_were_computed_again_are_counted(tiny):
+    async with served(tiny, verify_cache=1.0) as service:
+        for _ in range(2):
+            await service.answer(COMPLETIONS, BODY)
+        for _ in range(3):  # one piece is computed after each answer of the engine
+            stats = (await service.client.get("/v1/cache/stats")).json()
+        assert (stats["verify_checked"], stats["verify_different"], stats["off_plan"]) == (1, 0, 0)
+        text = (await service.client.get("/metrics")).text
+        assert "mlxcel_prefix_cache_verify_checked_total 1.0\n" in text
+        assert "mlxcel_prefix_cache_verify_different_total 0.0\n" in text
+
+
 async def test_choices_share_their_prompt_and_it_is_counted_once(tiny):
     async with served(tiny, prefill_chunk_size=16) as service:
         answer = await service.answer(COMPLETIONS, BODY | {"n": 4})

@@ -55,7 +55,7 @@ class Soak:
             str(number),
             prompt,
             Sampling(temperature=kind.choice([0.0, 0.8]), seed=number, repetition_penalty=kind.choice([1.0, 1.2])),
-            max_tokens=kind.choice([1, 8, 30]),
+            max_tokens=kind.choice([1, 6, 20]),
             ignore_eos=kind.random() < 0.8,
             priority=kind.choice(PRIORITIES),
             cache_prompt=kind.random() < 0.9,

@@ -154,6 +154,12 @@ class EngineConfig:
     prompt_cache_ttl: int = setting(
         3600, "seconds after which the prompt cache drops what nobody has used", minimum=0
     )
+    verify_cache: float = setting(
+        0.0,
+        "share of prompt cache hits that are computed again from the start and compared; 1: every one",
+        minimum=0,
+        maximum=1,
+    )
     portable: bool = setting(False, "run on MLX's own operations, without the compiled kernels")
     trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")
     chat_template: Path | None = setting(None, "a Jinja file used in place of the checkpoint's chat template")

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -27,13 +27,14 @@ from engine.model.budget import budget, piece_tokens, transient_of
 from engine.model.load import LoadedModel, load
 from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import default_home
-from engine.plan import Piece, PrefillPlan, Tick
+from engine.plan import Held, Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_of, probe
-from engine.request import Event, Failed, Progress, Request, Row, Sampling, Storable
+from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, Storable
 from engine.sample.chain import sample
 from engine.sample.state import Draw, draw_of
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
+from engine.verify import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,15 @@ Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A submitted forward: its pieces, the rows that get a token from it, and the unread tokens `[B]`."""
+    """A submitted forward: its pieces, the rows that get a token from it, and the unread tokens `[B]`.
+
+    `hits` are the places among the rows of those that are to be verified, with their draws and logits `[vocab]`.
+    """
 
     pieces: tuple[Piece, ...]
     rows: tuple[Row, ...]
     tokens: mx.array
+    hits: tuple[tuple[int, Draw, mx.array], ...] = ()
 
 
 class Engine:
@@ -75,6 +80,8 @@ class Engine:
             decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
             vocab_size=loaded.vocab_size,
             longest_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
+            bos=tokenizer.bos_token or "",
+            eos=tokenizer.eos_token or "",
         )
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
@@ -95,6 +102,14 @@ class Engine:
         self.context_length = config.slot_context(loaded.context_length, self.num_slots)
         storage_note = self._choose_storage(compiled)
         self._set_memory_aside(loaded)
+        self._cold_plan = self._plan(lambda row, reproduces: 0)
+        self.verifier = Verifier(
+            config.verify_cache,
+            self._forward,
+            self._cold_plan,
+            lambda logits, draws: self._sample(logits, draws),
+            exact=compiled and self._forward.name == "spans",
+        )
         self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._in_flight: _InFlight | None = None
         self._events: list[Event] = []
@@ -236,11 +251,14 @@ class Engine:
 
     def plan(self) -> PrefillPlan:
         """The prefill plan that fits this model and configuration."""
+        return self._plan(self.prompts.held)
+
+    def _plan(self, held: Held) -> PrefillPlan:
         return PrefillPlan(
             fixed_tokens=self.config.prefill_chunk_size,
             on_grid=self._forward.on_grid,
             tokens_per_s=self.verdict.tokens_per_s,
-            held=self.prompts.held,
+            held=held,
             fits=self._most_tokens,
             block_tokens=self.prompts.block_tokens,
             max_batch=self.config.max_batch_prefill,
@@ -329,6 +347,8 @@ class Engine:
         for row, token in zip(flying.rows, tokens, strict=True):
             if row.finish_reason is None:
                 self._events.append(self._finish_row(row, token, now_s))
+        for i, draw, logits in flying.hits:
+            self.verifier.take(flying.rows[i], draw, logits, tokens[i])
         for row in flying.rows:
             if row.finish_reason is None:
                 self.prompts.stepped(row)
@@ -383,11 +403,24 @@ class Engine:
             self._keep(row)
         self.release(row)
 
+    def cache_stats(self) -> CacheStats:
+        """What the prompt cache holds, and what has happened since the start."""
+        return replace(
+            self.prompts.stats(),
+            verify_checked=self.verifier.num_checked,
+            verify_different=self.verifier.num_different,
+        )
+
     def kv_bytes(self, rows: Iterable[Row]) -> int:
         """Bytes of what `rows` keep in the model's layers."""
         if self._forward.pages:
             return self._forward.pages.num_bytes
         return sum(array.nbytes for row in rows if row.storage is not None for array in row.storage.arrays())
+
+    @property
+    def storage_backend(self) -> str:
+        """How rows keep keys and values: `dense` or `paged`."""
+        return "paged" if self._forward.pages else "dense"
 
     @property
     def kv_blocks(self) -> dict[str, int]:
@@ -435,12 +468,17 @@ class Engine:
             draws.append(draw_of(row, ahead=0 if unread is None else 1))
         logits = self._forward.run(spans)
         drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)
-        results = [drawn, *(array for span in spans for array in span.storage.arrays())]
+        hits = tuple(
+            (i, draws[i], logits[i])
+            for i, piece in enumerate(piece for piece in pieces if piece.is_last)
+            if self.verifier.samples(piece.row)
+        )
+        results = [drawn, *(row for _, _, row in hits), *(a for span in spans for a in span.storage.arrays())]
         if self._lookahead:
             mx.async_eval(results)  # type: ignore[no-untyped-call]
         else:
             mx.eval(results)
-        return _InFlight(pieces, tuple(sampled), drawn)
+        return _InFlight(pieces, tuple(sampled), drawn, hits)
 
     def _open(self, row: Row, start: int) -> None:
         """Let `row` go on at `start`: with the storage it has, with an empty one, or behind adopted tokens."""
@@ -449,7 +487,8 @@ class Engine:
             row.started_s = time.perf_counter()
         if start > row.cursor:
             self.release(row)
-            self.prompts.adopt(row, start, self._forward.open())
+            reproduces = self._cold_plan.reproduces(start, row.request.boundaries)
+            self.prompts.adopt(row, start, self._forward.open(), reproduces=reproduces)
         elif row.storage is None:
             row.storage = self._forward.open()
         if is_new:

@@ -77,6 +77,10 @@ class Forward(Protocol):
         """Storage for a new row."""
         ...
 
+    def open_dense(self) -> RowStorage:
+        """Storage for a new row that shares nothing."""
+        ...
+
     def run(self, spans: Sequence[Span]) -> mx.array:
         """Logits `[S, vocab]` of the S sampling spans, unevaluated; every span's storage is advanced."""
         ...
@@ -102,18 +106,22 @@ class SpansForward:
         self._recorded = RecordedSteps(model, self.kinds) if functions.are_used_by(model) else None
 
     def open(self) -> DenseStorage | PagedStorage:
-        return self.pages.open() if self.pages else DenseStorage(self.kinds, self.cache_dtype)
+        return self.pages.open() if self.pages else self.open_dense()
+
+    def open_dense(self) -> DenseStorage:
+        return DenseStorage(self.kinds, self.cache_dtype)
 
     def run(self, spans: Sequence[Span]) -> mx.array:
-        for span in spans if self.pages else ():
-            span.storage.reserve(span.count)
+        for span in spans:
+            if isinstance(span.storage, PagedStorage):
+                span.storage.reserve(span.count)
         if self._recorded is None or not all(span.is_step for span in spans):
             return self._run(spans)
         ids = [int(span.tokens[0]) for span in spans]
         places = _places(spans)
         logits = self._recorded.logits(ids, [span.storage for span in spans], lambda: self._run(spans))
         if self._recorded.reason is None:
-            self.launches.count(f"{self._kept}_recorded", places)
+            self.launches.count(f"{_kept(spans)}_recorded", places)
         return logits
 
     def profile(self, rows: Sequence[DenseStorage] | Sequence[PagedStorage]) -> dict[str, tuple[int, float]]:
@@ -123,7 +131,7 @@ class SpansForward:
 
     def _run(self, spans: Sequence[Span]) -> mx.array:
         batch = Batch(_places(spans))
-        layer: type[SpanLayer] = PagedSpanLayer if self.pages else SpanLayer
+        layer: type[SpanLayer] = PagedSpanLayer if _kept(spans) == "paged" else SpanLayer
         caches = _views(spans, lambda layers: layer(batch, layers))
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
         ends = [
@@ -132,12 +140,8 @@ class SpansForward:
         with self._selection.of(ends, axis=0):
             logits: mx.array = self._model(ids, cache=caches)
         _advance(spans)
-        self.launches.count(f"{self._kept}_{'by_row' if batch.by_row else 'fused'}", batch.places)
+        self.launches.count(f"{_kept(spans)}_{'by_row' if batch.by_row else 'fused'}", batch.places)
         return _only(logits[:, -1, :], ends)
-
-    @property
-    def _kept(self) -> str:
-        return "paged" if self.pages else "dense"
 
 
 class RowsForward:
@@ -166,6 +170,9 @@ class RowsForward:
 
     def open(self) -> DenseStorage:
         return DenseStorage(self.kinds, self.cache_dtype)
+
+    def open_dense(self) -> DenseStorage:
+        return self.open()
 
     def run(self, spans: Sequence[Span]) -> mx.array:
         together = [span for span in spans if span.count == 1 and span.storage.length > 0]
@@ -222,6 +229,9 @@ class AloneForward:
     def open(self) -> SequenceStorage:
         return SequenceStorage(self._model)
 
+    def open_dense(self) -> SequenceStorage:
+        return self.open()
+
     def run(self, spans: Sequence[Span]) -> mx.array:
         self.launches.count("alone", _places(spans))
         logits = [_run_alone(self._model, self._selection, span, span.storage.caches) for span in spans]
@@ -241,6 +251,11 @@ def _refuse(kinds: Sequence[LayerKind], fits: Callable[[LayerKind], bool]) -> No
     strangers = {kind.cache_class for kind in kinds if not fits(kind)}
     if strangers:
         raise ModeUnfit(f"layers keep {', '.join(sorted(strangers))}")
+
+
+def _kept(spans: Sequence[Span]) -> str:
+    """How the rows of one forward are kept: all of them alike."""
+    return "paged" if isinstance(spans[0].storage, PagedStorage) else "dense"
 
 
 def _places(spans: Sequence[Span]) -> list[Place]:

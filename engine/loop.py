@@ -5,6 +5,7 @@ what one thread has built another cannot evaluate. It decides nothing about rows
 nothing (`engine.py`); it contains faults: a forward that raises ends its own rows.
 """
 
+import atexit
 import contextlib
 import functools
 import itertools
@@ -51,15 +52,20 @@ class ServedModel:
     storable: Storable
     lacks: Callable[[int], str | None]
     cuts_at_turns: bool = False
+    storage_backend: str = "dense"
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What one slot does now: the request in it, and how far that is. `task` numbers all requests."""
+    """What one slot does now: the request in it, and how far that is. `task` numbers all requests.
+
+    `stored_tokens` of the prompt are there, `cached_tokens` of them from the prompt cache.
+    """
 
     task: int
     request: Request
     stored_tokens: int
+    cached_tokens: int
     decoded_tokens: int
     remaining_tokens: int
 
@@ -145,7 +151,12 @@ class EngineLoop:
         return self._num_slots + self.config.max_queue_depth
 
     def start(self) -> None:
-        """Start loading; `on_state` is called when `model` or `fault` is set."""
+        """Start loading; `on_state` is called when `model` or `fault` is set.
+
+        A process that ends before `stop` was called stops at its exit: the interpreter kills threads that want it
+        again by then, and C++ aborts when that happens within it.
+        """
+        atexit.register(self.stop)
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -155,6 +166,8 @@ class EngineLoop:
             self._wake.notify()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            atexit.unregister(self.stop)
 
     def submit(self, request: Request, deliver: Callable[[Event | MlxcelError], None]) -> Ticket:
         """Enqueue `request`. Raises QueueFull or EngineStopped at once; later errors are delivered."""
@@ -209,7 +222,7 @@ class EngineLoop:
             return None
         decoded = len(row.output)
         stored = min(row.cursor, len(row.request.prompt))
-        return Slot(ticket.number, row.request, stored, decoded, row.limit_tokens - decoded)
+        return Slot(ticket.number, row.request, stored, row.num_cached, decoded, row.limit_tokens - decoded)
 
     def silent_s(self) -> float:
         """How long work has been in flight without a token or a stored piece; 0 when there is none."""
@@ -237,6 +250,7 @@ class EngineLoop:
             engine.storable,
             engine.memory.lacks,
             engine.cuts_at_turns,
+            engine.storage_backend,
         )
         self._on_state()
         try:
@@ -259,7 +273,8 @@ class EngineLoop:
             preempts=self.config.enable_preemption,
         )
         while True:
-            mail = self._take_mail(wait=not scheduler.has_work)
+            idle = not (scheduler.has_work or engine.verifier.has_work)
+            mail = self._take_mail(wait_s=engine.prompts.expires_in_s() if idle else 0.0)
             self._answer(engine)
             for kind, ticket in mail:
                 if kind == "submit":
@@ -276,18 +291,21 @@ class EngineLoop:
                 happened = [(self._tickets[event.row], event) for event in events if event.row in self._tickets]
                 self._count(tick, happened)
                 self._deliver(happened)
+            engine.verifier.advance()
             self.metrics.stands(
                 kv_bytes=engine.kv_bytes(scheduler.rows),
                 kv_blocks=engine.kv_blocks,
                 launches=engine.launches,
                 lookahead_steps=engine.lookahead_steps,
-                prompt_cache=engine.prompts.stats(),
+                prompt_cache=engine.cache_stats(),
             )
 
-    def _take_mail(self, *, wait: bool) -> list[tuple[str, Ticket]]:
+    def _take_mail(self, *, wait_s: float) -> list[tuple[str, Ticket]]:
+        """What came so far, waiting for it that long; what has expired then is dropped by who looks at it next."""
         with self._wake:
-            while wait and not (self._mail or self._questions or self._stopping):
-                self._wake.wait()
+            self._wake.wait_for(
+                lambda: self._mail or self._questions or self._stopping, min(wait_s, threading.TIMEOUT_MAX)
+            )
             mail = list(self._mail)
             self._mail.clear()
         return mail

@@ -47,9 +47,9 @@ class Request:
     `prompt` are token ids, already bounded by the vocabulary; `max_tokens` None means until the context's end;
     `choice` is the k of `n` choices and takes part in every draw. `priority` decides who gets a slot first.
     `cache_prompt` False: nothing is taken from the prompt cache and nothing is put into it; requests with another
-    `cache_salt` share nothing with this one. `boundaries` are the prompt lengths, ascending, at which a
-    conversation's turns begin, its whole length the last: where results depend on the cut, a prompt is cut there,
-    so that the next turn can go on from there.
+    `cache_salt` share nothing with this one; what one with a `prompt_cache_key` uses is kept for longer than what
+    others do. `boundaries` are the prompt lengths, ascending, at which a conversation's turns begin, its whole
+    length the last: where results depend on the cut, a prompt is cut there, so that the next turn can go on there.
     """
 
     id: str
@@ -62,6 +62,7 @@ class Request:
     priority: Priority = "normal"
     cache_prompt: bool = True
     cache_salt: str = ""
+    prompt_cache_key: str = ""
     boundaries: tuple[int, ...] = ()
 
 
@@ -143,7 +144,9 @@ class Storable:
 class CacheStats:
     """What the prompt cache holds, and what has happened since the start. A hit is a row that computed less.
 
-    A family's entries are blocks or snapshots of whole rows.
+    A family's entries are blocks or snapshots of whole rows. `off_plan` are adoptions that ended where the plan of
+    a cold prompt would not have cut; `verify_checked` hits were computed again, and `verify_different` of them
+    were not what the whole prompt gives.
     """
 
     enabled: bool = False
@@ -157,6 +160,9 @@ class CacheStats:
     tokens_reused: int = 0
     evictions: int = 0
     expirations: int = 0
+    off_plan: int = 0
+    verify_checked: int = 0
+    verify_different: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,10 @@ class Client:
         """What the server says of itself, such as "ok". Raises ServerBusy while its model loads."""
         return str((await self._get("/health")).get("status", ""))
 
+    async def props(self) -> dict[str, Any]:
+        """What the server says of its model and of how it runs it."""
+        return await self._get("/props")
+
     async def _get(self, path: str) -> dict[str, Any]:
         try:
             response = await self._http.get(path)

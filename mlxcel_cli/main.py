@@ -44,7 +44,7 @@ ARRIVING = frozenset({
     "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--draft-model", "--draft-kind",
     "--draft-block-size", "--prompt-lookup-max-batch", "--threads", "--node-role", "--serving-bind",
     "--prefill-peers", "--decode-peers", "--log-level", "--log-format", "--no-warmup", "--no-web",
-    "--chat-template-args", "--stall-timeout", "--request-timeout", "--cache-dtype", "--verify-cache",
+    "--chat-template-args", "--stall-timeout", "--request-timeout", "--cache-dtype",
 })
 # fmt: on
 

@@ -2,7 +2,7 @@
 
 The reference is `engine.direct`, run as a program of its own: no scheduler, no server. The other fronts are the
 server in this process, as `run` and `generate` use it, and `mlxcel serve` on a socket, at one slot and at four,
-alone and beside other requests. Nothing here knows how an answer is made.
+alone and beside other requests, computed and taken from the prompt cache. How an answer is made is not known here.
 """
 
 import asyncio
@@ -24,7 +24,10 @@ from mlxcel_cli.transport import InProcess
 from server.config import ServerConfig
 
 QUESTION = "What is the capital of France?"
-TEXT = "Once upon a time there was a small"
+TEXT = (  # longer than a block of the prompt cache in any vocabulary
+    "Once upon a time there was a small village between two hills, where nobody had ever seen the sea, and where "
+    "an old miller told every child who would listen that he had once"
+)
 NEIGHBOURS = ("The history of the sea is", "1, 2, 3, 4, 5, 6, 7,", "def quicksort(numbers):")
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -56,8 +59,9 @@ class Case:
         prompt = {"messages": [{"role": "user", "content": QUESTION}]} if self.is_chat else {"prompt": TEXT}
         return {**prompt, "max_tokens": self.max_tokens, "sampling": dict(self.sampling)}
 
-    def pieces(self, client: Client) -> AsyncGenerator[Piece, None]:
-        asked = {**self.sampling, "max_tokens": self.max_tokens}
+    def pieces(self, client: Client, more: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """The answer of `client`; `more` are further fields of the request."""
+        asked = {**self.sampling, "max_tokens": self.max_tokens, **more}
         if self.is_chat:
             return client.chat([{"role": "user", "content": QUESTION}], asked)
         return client.complete(TEXT, asked)
@@ -65,12 +69,16 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What one front answered: the text, why it ended and how many tokens it took; or the error."""
+    """What one front answered: the text, why it ended and how many tokens it took; or the error.
+
+    `cached_tokens` of the prompt were not computed.
+    """
 
     text: str = ""
     finish_reason: str = ""
     completion_tokens: int = 0
     error: str = ""
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +89,7 @@ class Comparison:
     arm: str
     identical: bool
     difference: str = ""
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -121,21 +130,31 @@ async def compare(model: str, path: Path, max_tokens: int, *, tell: Callable[[st
         raise ServerFault(f"the reference could not run: {next(iter(reference.values())).error}")
     asked = [case for case in asked if not reference[case].error]  # a base model answers no chat
 
-    async def arm(name: str, client: Client, neighbours: int = 0) -> None:
+    async def arm(
+        name: str, client: Client, *, neighbours: int = 0, more: Callable[[Case], Mapping[str, Any]] = lambda _: {}
+    ) -> None:
         for case in asked:
             front = name.format(command="run" if case.is_chat else "generate")
             tell(f"{front}: {case.name}")
-            said = await _beside(client, neighbours, case)
+            said = await _beside(client, neighbours, case, more(case))
             difference = first_difference(reference[case], said)
-            report.comparisons.append(Comparison(case.name, front, not difference, difference))
+            report.comparisons.append(Comparison(case.name, front, not difference, difference, said.cached_tokens))
 
     async with _in_process(model, path) as client:
         await arm("{command}, in process", client)
-    async with _served(path, num_slots=1) as client:
-        await arm("server, 1 slot", client)
-    async with _served(path, num_slots=4) as client:
+    async with _served(path, 1) as client:
+        await arm("server, 1 slot", client, more=lambda _: {"cache_prompt": False})
+        for front in ("server, 1 slot, cache miss", "server, 1 slot, cache hit"):
+            await arm(front, client, more=lambda case: {"cache_salt": case.name})
+    async with _served(path, 4) as client:
         await arm("server, 4 slots, alone", client)
         await arm("server, 4 slots, 3 others", client, neighbours=3)
+        can_be_paged = (await client.props()).get("storage_backend") == "paged"
+    if can_be_paged:
+        async with _served(path, 1, "--decode-storage-backend", "paged") as client:
+            await arm("server, 1 slot, paged", client, more=lambda _: {"cache_prompt": False})
+            for front in ("server, 1 slot, paged, cache miss", "server, 1 slot, paged, cache hit"):
+                await arm(front, client, more=lambda case: {"cache_salt": case.name})
     return report
 
 
@@ -167,23 +186,23 @@ async def _direct(path: Path, asked: Sequence[Case]) -> list[Said]:
 
 
 @asynccontextmanager
-async def _in_process(model: str, path: Path) -> AsyncIterator[Client]:
-    """The server in this process, at one slot."""
+async def _in_process(model: str, path: Path, num_slots: int = 1) -> AsyncIterator[Client]:
+    """The server in this process."""
     from server.app import make_app
 
-    engine = EngineConfig(model=path, parallel=1, fallback_sampling=GREEDY)
+    engine = EngineConfig(model=path, parallel=num_slots, fallback_sampling=GREEDY)
     app = make_app(ServerConfig(engine=engine, model_id=model))
     async with Client(InProcess(app), "http://localhost") as client:
         yield client
 
 
 @asynccontextmanager
-async def _served(path: Path, *, num_slots: int) -> AsyncIterator[Client]:
-    """`mlxcel serve` on a unix socket, in a process of its own."""
+async def _served(path: Path, num_slots: int, *flags: str) -> AsyncIterator[Client]:
+    """`mlxcel serve` on a unix socket, in a process of its own, with further `flags`."""
     with tempfile.TemporaryDirectory(prefix="mlxcel-") as folder:
         address = str(Path(folder) / "parity.sock")
         command = ["-m", "mlxcel_cli.main", "serve", str(path), "--host", address]
-        command += ["--parallel", str(num_slots), "--kv-unified"]
+        command += ["--parallel", str(num_slots), "--kv-unified", *flags]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )
@@ -207,8 +226,8 @@ async def _ready(client: Client, process: asyncio.subprocess.Process) -> None:
     raise ServerFault(f"mlxcel serve ended with code {process.returncode} before its model was loaded")
 
 
-async def _beside(client: Client, neighbours: int, case: Case) -> Said:
-    """What `client` answers to `case` while `neighbours` other requests run."""
+async def _beside(client: Client, neighbours: int, case: Case, more: Mapping[str, Any]) -> Said:
+    """What `client` answers to `case` with the further fields `more` while `neighbours` other requests run."""
     async with AsyncExitStack() as running:
         for text in NEIGHBOURS[:neighbours]:
             asked = {"max_tokens": 100_000, "ignore_eos": True, "temperature": 1.0}
@@ -216,7 +235,7 @@ async def _beside(client: Client, neighbours: int, case: Case) -> Said:
             async for piece in stream:
                 if isinstance(piece, Text):
                     break
-        return await _said(case.pieces(client))
+        return await _said(case.pieces(client, more))
 
 
 async def _said(pieces: AsyncGenerator[Piece, None]) -> Said:
@@ -230,4 +249,5 @@ async def _said(pieces: AsyncGenerator[Piece, None]) -> Said:
                     end = piece
     except MlxcelError as error:
         return Said(error=str(error))
-    return Said(text, end.finish_reason, end.usage.get("completion_tokens", 0))
+    cached = (end.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    return Said(text, end.finish_reason, end.usage.get("completion_tokens", 0), cached_tokens=cached)

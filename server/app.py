@@ -14,7 +14,7 @@ from starlette.routing import Route
 from engine.errors import MlxcelError
 from server.bridge import Bridge
 from server.config import ServerConfig
-from server.errors import error_response, json_response
+from server.errors import error_response, json_response, native_error_body
 from server.record import Recorded, record_of
 from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
@@ -38,6 +38,7 @@ ROUTES = [
     Route("/slots", slots, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]
+NATIVE_PATHS = frozenset({"/props", "/slots"})  # their errors have llama-server's shape
 
 
 def make_app(
@@ -73,12 +74,16 @@ def make_app(
 
 async def _refused(request: Request, error: Exception) -> Response:
     record_of(request).failed(error)
-    return error_response(error, _named(request))
+    return error_response(error, _named(request), native=_is_native(request))
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     # Raised again behind this, and so logged, by whoever runs the application.
-    return error_response(error, _named(request))
+    return error_response(error, _named(request), native=_is_native(request))
+
+
+def _is_native(request: Request) -> bool:
+    return request.url.path in NATIVE_PATHS
 
 
 def _named(request: Request) -> dict[str, str]:
@@ -95,6 +100,8 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     known = f"{request.method} {request.url.path}: {error.detail}"
     body = _route_error(known, error.status_code)
     record_of(request).fault = body["error"]["code"] or body["error"]["type"]
+    if _is_native(request):
+        body = native_error_body(known, error.status_code)
     return json_response(body, error.status_code, {**(error.headers or {}), **_named(request)})
 
 

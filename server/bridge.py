@@ -149,7 +149,7 @@ class Bridge:
 
     async def cache_stats(self) -> CacheStats:
         """What the prompt cache holds. Raises what keeps the engine from answering."""
-        return await self._asked(lambda engine: engine.prompts.stats())
+        return await self._asked(lambda engine: engine.cache_stats())
 
     async def reset_cache(self) -> int:
         """Drop what the prompt cache holds; the bytes that this freed. Raises as `cache_stats` does."""

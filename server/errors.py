@@ -1,6 +1,7 @@
 """Errors of the HTTP side, and the one table from error type to status, type and code.
 
-OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. llama-server's, on its own routes:
+`{"error": {"code", "message", "type"}}`, where the code is the status.
 """
 
 from dataclasses import dataclass
@@ -79,6 +80,9 @@ _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
 )
 _INTERNAL = _Face(500, "server_error", "internal_error")
 
+# What llama-server calls a status, where that is not `invalid_request_error` or `server_error`.
+_NATIVE_TYPES = {404: "not_found_error", 501: "not_supported_error", 503: "unavailable_error"}
+
 
 def _face(error: Exception) -> _Face:
     return next((face for kind, face in _TABLE if isinstance(error, kind)), _INTERNAL)
@@ -97,17 +101,28 @@ def reason_of(error: Exception) -> str:
 def error_body(error: Exception) -> dict[str, Any]:
     """The error as clients of the OpenAI dialect expect it. What is not one of ours is not told."""
     face = _face(error)
-    message = str(error) if isinstance(error, MlxcelError) else "an internal error; the server's log says which"
-    if isinstance(error, MlxcelError) and error.hint:
-        message = f"{message}; {error.hint}"
     param = error.param or None if isinstance(error, RequestError) else None
-    return {"error": {"message": message, "type": face.type, "param": param, "code": face.code}}
+    return {"error": {"message": _message(error), "type": face.type, "param": param, "code": face.code}}
 
 
-def error_response(error: Exception, headers: dict[str, str] | None = None) -> Response:
-    face = _face(error)
-    retry = {"retry-after": str(RETRY_AFTER_S)} if face.status == 503 else {}
-    return json_response(error_body(error), face.status, {**retry, **(headers or {})})
+def native_error_body(message: str, status: int) -> dict[str, Any]:
+    """An error as clients of llama-server expect it."""
+    kind = _NATIVE_TYPES.get(status, _INVALID if status < 500 else "server_error")
+    return {"error": {"code": status, "message": message, "type": kind}}
+
+
+def _message(error: Exception) -> str:
+    if not isinstance(error, MlxcelError):
+        return "an internal error; the server's log says which"
+    return f"{error}; {error.hint}" if error.hint else str(error)
+
+
+def error_response(error: Exception, headers: dict[str, str] | None = None, *, native: bool = False) -> Response:
+    """The answer to `error`; `native`: in llama-server's shape."""
+    status = status_of(error)
+    retry = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
+    body = native_error_body(_message(error), status) if native else error_body(error)
+    return json_response(body, status, {**retry, **(headers or {})})
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

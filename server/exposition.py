@@ -131,6 +131,20 @@ METRICS = (
         lambda n: n.prompt_cache.evictions,
     ),
     Metric(
+        "mlxcel_prefix_cache_off_plan_total", "counter",
+        "adoptions that ended where the plan of a cold prompt would not have cut",
+        lambda n: n.prompt_cache.off_plan,
+    ),
+    Metric(
+        "mlxcel_prefix_cache_verify_checked_total", "counter",
+        "hits that `--verify-cache` has computed again from the start",
+        lambda n: n.prompt_cache.verify_checked,
+    ),
+    Metric(
+        "mlxcel_prefix_cache_verify_different_total", "counter",
+        "those of them that differed from what was adopted", lambda n: n.prompt_cache.verify_different,
+    ),
+    Metric(
         "mlxcel_prefix_cache_bytes", "gauge", "bytes that the prompt cache holds",
         lambda n: n.prompt_cache.num_bytes,
     ),

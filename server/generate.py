@@ -235,6 +235,7 @@ def start(
     priority: Priority = "normal",
     cache_prompt: bool = True,
     cache_salt: str = "",
+    prompt_cache_key: str = "",
 ) -> Answer:
     """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
 
@@ -258,6 +259,7 @@ def start(
                 priority,
                 cache_prompt,
                 cache_salt,
+                prompt_cache_key,
                 prompted.boundaries,
             )
             for choice in range(num_choices)

@@ -2,17 +2,21 @@
 
 A block's state is an opaque span; the tree knows its bytes alone, and says which it drops. Any number of rows
 borrow the same blocks, and adoption takes nothing away. One budget bounds the bytes: cold blocks go first, leaves
-before what they stand on, and what is borrowed stays. The tree knows no arrays; the clock is given.
+before what they stand on, those that were named lately last, and what is borrowed stays. The tree knows no arrays;
+the clock is given.
 """
 
+import bisect
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 BLOCK_TOKENS = 16
 UNBOUNDED_BYTES = 1 << 60
+NAMED_S = 600.0  # for so long a request that names a key keeps what it uses behind all else
 
 Block = tuple[int, ...]
 Spare = Callable[[], int]
@@ -29,6 +33,7 @@ class Node:
     num_bytes: int = 0
     num_borrowers: int = 0
     used_s: float = 0.0
+    named_s: float = -inf
     children: "dict[Block, Node]" = field(default_factory=dict)
 
 
@@ -55,7 +60,7 @@ class PrefixTree:
     def __init__(
         self,
         budget_bytes: int,
-        ttl_s: float = float("inf"),
+        ttl_s: float = inf,
         *,
         clock: Callable[[], float] = time.monotonic,
         dropped: Callable[[Any], None] = lambda span: None,
@@ -95,19 +100,20 @@ class PrefixTree:
         if not in_part:
             return count
         end, ahead = self._end(key, path), tuple(tokens[count : count + BLOCK_TOKENS])
-        return count + max((_num_same(ahead, block) for block in end.children), default=0) if end else 0
+        return count + max((num_same(ahead, block) for block in end.children), default=0) if end else 0
 
-    def borrow(self, key: Hashable, tokens: Sequence[int]) -> Loan:
+    def borrow(self, key: Hashable, tokens: Sequence[int], *, named: bool = False) -> Loan:
         """The blocks held of `tokens`, which stay until `release`; none is no error.
 
-        Where `tokens` end within a block, one that begins so is among them.
+        Where `tokens` end within a block, one that begins so is among them. `named`: evict them after those that
+        were not, for `NAMED_S` seconds.
         """
         self.expire()
         path = self._path(key, tokens)
         end, rest = self._end(key, path), tuple(tokens[len(path) * BLOCK_TOKENS :])
         if end and 0 < len(rest) < BLOCK_TOKENS:
             path += [child for block, child in end.children.items() if block[: len(rest)] == rest][:1]
-        self._touch(path)
+        self._touch(path, named)
         for node in path:
             node.num_borrowers += 1
         return Loan(tuple(path))
@@ -127,15 +133,17 @@ class PrefixTree:
         take: Callable[[int, int], Sequence[Any]],
         *,
         first: int = 0,
+        named: bool = False,
     ) -> int:
         """Hold the whole blocks of `tokens` that are not held, as far as the budget allows; how many were added.
 
         `take(start, stop)` gives the spans of these tokens, `block_bytes` each; it can give none from before the
         token `first`. It is called once, after cold blocks have made room, and not where nothing is missing.
+        `named` is that of `borrow`.
         """
         self.expire()
         path = self._path(key, tokens)
-        self._touch(path)
+        self._touch(path, named)
         start = len(path) * BLOCK_TOKENS
         missing = len(tokens) // BLOCK_TOKENS - len(path)
         if missing <= 0 or start < first:
@@ -154,7 +162,7 @@ class PrefixTree:
             self.num_bytes += block_bytes
             path.append(node)
             end = node
-        self._touch(path)
+        self._touch(path, named)
         return fitting
 
     def divergence(self, key: Hashable, tokens: Sequence[int]) -> int | None:
@@ -168,7 +176,7 @@ class PrefixTree:
         ahead = tuple(tokens[at : at + BLOCK_TOKENS])
         if end is None or not end.children or not ahead:
             return None
-        same = max(_num_same(ahead, block) for block in end.children)
+        same = max(num_same(ahead, block) for block in end.children)
         return at + same if same < len(ahead) and at + same > 0 else None
 
     @property
@@ -192,6 +200,11 @@ class PrefixTree:
         while before - self.num_bytes < num_bytes and self._evict_one(self._gains):
             pass
         return before - self.num_bytes
+
+    def expires_in_s(self) -> float:
+        """How long until `expire` has something to drop if nothing is used until then; infinite where never."""
+        coldest = self._coldest()
+        return inf if coldest is None else max(0.0, coldest.used_s + self._ttl_s - self._clock())
 
     def clear(self) -> int:
         """Drop everything that nobody borrows; the bytes that this freed."""
@@ -217,6 +230,7 @@ class PrefixTree:
                         assert node.num_borrowers >= child.num_borrowers, "a borrowed block stands on none"
                         assert places[node] > places[child], "a block is colder than one that stands on it"
                         assert node.used_s >= child.used_s, "a block is older than one that stands on it"
+                        assert node.named_s >= child.named_s, "a named block stands on one that is not"
                     waiting.append(child)
                     reached.append(child)
         assert set(reached) == set(self._order), "a block is lost"
@@ -238,10 +252,11 @@ class PrefixTree:
         """What goes on behind `path`."""
         return path[-1] if path else self._roots.get(key)
 
-    def _touch(self, path: Sequence[Node]) -> None:
+    def _touch(self, path: Sequence[Node], named: bool) -> None:
         now_s = self._clock()
         for node in reversed(path):
             node.used_s = now_s
+            node.named_s = now_s if named else node.named_s
             self._order.move_to_end(node)
 
     def _make_room(self, num_blocks: int, block_bytes: int, keep: Sequence[Node]) -> int:
@@ -258,18 +273,27 @@ class PrefixTree:
         return min(self.budget_bytes - self.num_bytes, self._spare())
 
     def _evict_one(self, gains: Callable[[Any], bool] = lambda span: True) -> bool:
-        """Drop the coldest block that it `gains` something to drop, if there is one."""
-        coldest = self._coldest(gains)
-        if coldest is None:
+        """Drop what makes room first, of what it `gains` something to drop; whether there was any."""
+        leaving = self._first_out(gains)
+        if leaving is None:
             return False
-        self._drop(coldest)
+        self._drop(leaving)
         self.num_evicted += 1
         return True
 
-    def _coldest(self, gains: Callable[[Any], bool] = lambda span: True) -> Node | None:
-        """The least recently used block that nobody borrows and that stands below none."""
-        free = (node for node in self._order if not node.num_borrowers and not node.children)
-        return next((node for node in free if gains(node.span)), None)
+    def _first_out(self, gains: Callable[[Any], bool]) -> Node | None:
+        """The coldest that nobody has named lately, else the coldest."""
+        since_s = self._clock() - NAMED_S
+        unnamed = (node for node in self._free() if node.named_s < since_s and gains(node.span))
+        return next(unnamed, None) or next((node for node in self._free() if gains(node.span)), None)
+
+    def _coldest(self) -> Node | None:
+        """The least recently used block that nobody borrows."""
+        return next(self._free(), None)
+
+    def _free(self) -> Iterator[Node]:
+        """What nobody borrows and nothing stands on, the least recently used first."""
+        return (node for node in self._order if not node.num_borrowers and not node.children)
 
     def _drop(self, node: Node) -> None:
         assert not node.children, "only leaves are dropped"
@@ -288,5 +312,7 @@ def _blocks(tokens: Sequence[int]) -> Iterator[Block]:
         yield tuple(tokens[start : start + BLOCK_TOKENS])
 
 
-def _num_same(one: Block, other: Block) -> int:
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+def num_same(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences of the same type begin with alike."""
+    shorter = min(len(one), len(other))
+    return bisect.bisect_left(range(shorter), True, key=lambda i: one[: i + 1] != other[: i + 1])

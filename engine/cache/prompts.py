@@ -32,6 +32,7 @@ class _Counts:
     hits: int = 0
     misses: int = 0
     tokens_reused: int = 0
+    off_plan: int = 0
 
 
 class PromptCache:
@@ -87,12 +88,14 @@ class PromptCache:
         whole = held // BLOCK_TOKENS * BLOCK_TOKENS
         return next((n for n in range(whole, 0, -BLOCK_TOKENS) if reproduces(n)), 0)
 
-    def adopt(self, row: Row, num_tokens: int, storage: RowStorage) -> None:
+    def adopt(self, row: Row, num_tokens: int, storage: RowStorage, *, reproduces: bool = True) -> None:
         """Let `row` go on with the empty `storage`, filled with its first tokens as `held` found them.
 
-        Nothing is counted for a row that was preempted: what it reuses is, for the most part, its own.
+        `reproduces` says whether the plan of a cold prompt cuts there; it does as long as `held` is what is asked.
+        Nothing else is counted for a row that was preempted: what it reuses is, for the most part, its own.
         """
         self.lend(row, num_tokens, storage)
+        self._counts.off_plan += not reproduces
         self.adopted(row, storage)
 
     def adopted(self, row: Row, storage: RowStorage) -> None:
@@ -108,14 +111,14 @@ class PromptCache:
         """Fill the empty `storage` with the row's first tokens as `held` found them; the row is what it was."""
         tokens = row.prefill_tokens[:num_tokens]
         if self._cuts:
-            self._adopt_blocks(self._key(row), tokens, storage)
+            self._adopt_blocks(row, tokens, storage)
         else:
             assert isinstance(storage, DenseStorage), "only rows of ours share"
-            copy: RowCopy = self._snapshots.take(self._key(row), tokens)
+            copy: RowCopy = self._snapshots.take(self._key(row), tokens, named=_is_named(row))
             copy.put(storage)
 
-    def _adopt_blocks(self, key: Hashable, tokens: Sequence[int], storage: RowStorage) -> None:
-        loan = self._tree.borrow(key, tokens)
+    def _adopt_blocks(self, row: Row, tokens: Sequence[int], storage: RowStorage) -> None:
+        loan = self._tree.borrow(self._key(row), tokens, named=_is_named(row))
         try:
             assert len(loan.nodes) == -(-len(tokens) // BLOCK_TOKENS), "what was found is not there any more"
             if isinstance(storage, PagedStorage):
@@ -133,7 +136,8 @@ class PromptCache:
             return
         self._counts.hits += row.num_cached > 0
         self._counts.misses += row.num_cached == 0
-        row.cache_miss = self._tree.divergence(self._key(row), row.request.prompt)
+        kept = self._tree if self._cuts else self._snapshots
+        row.cache_miss = kept.divergence(self._key(row), row.request.prompt)
         if row.cache_miss is not None:
             log.info(
                 "request %s: prompt token %d (id %d) is the first that differs from what the prompt cache holds",
@@ -172,6 +176,7 @@ class PromptCache:
             block_bytes,
             take,
             first=storage.first_held,
+            named=_is_named(row),
         )
 
     def _taking(self, storage: PagedStorage | DenseStorage) -> tuple[int, Callable[[int, int], list[Any]]]:
@@ -192,6 +197,7 @@ class PromptCache:
             kind,
             RowCopy.bytes_of(storage),
             lambda: RowCopy(storage),
+            named=_is_named(row),
         )
 
     @property
@@ -211,6 +217,10 @@ class PromptCache:
             self._pages.trim()
         return freed
 
+    def expires_in_s(self) -> float:
+        """How long until something is there to be dropped for its age; infinite where never."""
+        return min(self._tree.expires_in_s(), self._snapshots.expires_in_s())
+
     def stats(self) -> CacheStats:
         """What is kept now, and what has happened since the start."""
         self._tree.expire()
@@ -227,6 +237,7 @@ class PromptCache:
             tokens_reused=self._counts.tokens_reused,
             evictions=self._tree.num_evicted + self._snapshots.num_evicted,
             expirations=self._tree.num_expired + self._snapshots.num_expired,
+            off_plan=self._counts.off_plan,
         )
 
     def check(self, rows: Iterable[Row] | None = None) -> None:
@@ -245,6 +256,10 @@ class PromptCache:
 
     def _key(self, row: Row) -> Hashable:
         return (*self._identity, row.request.cache_salt)
+
+
+def _is_named(row: Row) -> bool:
+    return bool(row.request.prompt_cache_key)
 
 
 def _has_window(kind: LayerKind) -> bool:

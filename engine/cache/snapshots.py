@@ -1,16 +1,18 @@
 """Which whole rows are kept: copies of exact prefixes, for state that cannot be cut at a block.
 
-A snapshot serves prompts that begin with all of its tokens. Its state is opaque; the store knows its bytes alone,
-keeps them within one budget, least recently used out first, and knows no arrays. The clock is given.
+A snapshot serves prompts that begin with all of its tokens. Its state is opaque; the store knows its bytes alone
+and keeps them within one budget: least recently used out first, those named lately last. It knows no arrays; the
+clock is given.
 """
 
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
-from engine.cache.prefix import UNBOUNDED_BYTES, Spare
+from engine.cache.prefix import NAMED_S, UNBOUNDED_BYTES, Spare, num_same
 
 Kind = Literal["history", "end", "cut"]
 Place = tuple[Hashable, tuple[int, ...]]
@@ -25,6 +27,7 @@ class _Snapshot:
     num_bytes: int
     used_s: float
     num_taken: int = 0
+    named_s: float = -inf
 
 
 class Snapshots:
@@ -37,7 +40,7 @@ class Snapshots:
     def __init__(
         self,
         budget_bytes: int,
-        ttl_s: float = float("inf"),
+        ttl_s: float = inf,
         *,
         clock: Callable[[], float] = time.monotonic,
         spare: Spare = lambda: UNBOUNDED_BYTES,
@@ -63,27 +66,33 @@ class Snapshots:
             (n for n in lengths if n <= len(tokens) and allowed(n) and (key, tuple(tokens[:n])) in self._kept), 0
         )
 
-    def take(self, key: Hashable, tokens: Sequence[int]) -> Any:
-        """The state behind exactly these tokens, which must be there. It stays."""
-        place = (key, tuple(tokens))
-        snapshot = self._kept[place]
+    def take(self, key: Hashable, tokens: Sequence[int], *, named: bool = False) -> Any:
+        """The state behind exactly these tokens, which must be there. It stays.
+
+        `named`: evict it after those that were not, for `NAMED_S` seconds.
+        """
+        snapshot = self._touched((key, tuple(tokens)), named)
         snapshot.num_taken += 1
-        snapshot.used_s = self._clock()
-        self._kept.move_to_end(place)
         return snapshot.state
 
     def insert(
-        self, key: Hashable, tokens: Sequence[int], kind: Kind, num_bytes: int, copy: Callable[[], Any]
+        self,
+        key: Hashable,
+        tokens: Sequence[int],
+        kind: Kind,
+        num_bytes: int,
+        copy: Callable[[], Any],
+        *,
+        named: bool = False,
     ) -> bool:
         """Keep what `copy` gives, `num_bytes` of it, unless it is there or never fits; whether it was added.
 
-        `copy` is called after cold snapshots have made room.
+        `copy` is called after cold snapshots have made room. `named` is that of `take`.
         """
         self.expire()
         place = (key, tuple(tokens))
         if place in self._kept:
-            self._kept[place].used_s = self._clock()
-            self._kept.move_to_end(place)
+            self._touched(place, named)
             return False
         if num_bytes > min(self.budget_bytes, self.num_bytes + self._spare()):
             return False
@@ -94,9 +103,23 @@ class Snapshots:
         while num_bytes > min(self.budget_bytes - self.num_bytes, self._spare()):
             self._evict_one()
         self._kept[place] = _Snapshot(kind, copy(), num_bytes, self._clock())
+        self._touched(place, named)
         self._lengths.setdefault(key, Counter())[len(place[1])] += 1
         self.num_bytes += num_bytes
         return True
+
+    def divergence(self, key: Hashable, tokens: Sequence[int]) -> int | None:
+        """Index of the first token that differs from what is kept and goes on; None where nothing differs.
+
+        None as well where not even the first token is the same.
+        """
+        asked, same, goes_on = tuple(tokens), 0, False
+        for owner, kept in self._kept:
+            if owner == key and kept[:same] == asked[:same]:
+                here = num_same(asked, kept)
+                goes_on = len(kept) > here or (goes_on and here == same)
+                same = here
+        return same if goes_on and 0 < same < len(asked) else None
 
     def expire(self) -> None:
         """Drop what was not used for too long."""
@@ -111,6 +134,11 @@ class Snapshots:
         while self._kept and before - self.num_bytes < num_bytes:
             self._evict_one()
         return before - self.num_bytes
+
+    def expires_in_s(self) -> float:
+        """How long until `expire` has something to drop if nothing is used until then; infinite where never."""
+        coldest = next(iter(self._kept.values()), None)
+        return inf if coldest is None else max(0.0, coldest.used_s + self._ttl_s - self._clock())
 
     def clear(self) -> int:
         """Drop everything; the bytes that this freed."""
@@ -131,8 +159,21 @@ class Snapshots:
         assert used == sorted(used), "what was used last is not the last to go"
 
     def _evict_one(self) -> None:
-        self._drop(next(iter(self._kept)))
+        self._drop(self._first_out())
         self.num_evicted += 1
+
+    def _touched(self, place: Place, named: bool) -> _Snapshot:
+        snapshot, now_s = self._kept[place], self._clock()
+        snapshot.used_s = now_s
+        snapshot.named_s = now_s if named else snapshot.named_s
+        self._kept.move_to_end(place)
+        return snapshot
+
+    def _first_out(self) -> Place:
+        """What makes room first: the coldest of those that nobody has named lately, else the coldest."""
+        since_s = self._clock() - NAMED_S
+        unnamed = (place for place, snapshot in self._kept.items() if snapshot.named_s < since_s)
+        return next(unnamed, None) or next(iter(self._kept))
 
     def _drop(self, place: Place) -> None:
         key, tokens = place

@@ -14,12 +14,15 @@ class Tokens:
 
     `encode(text, add_special)` puts a beginning-of-sequence token before the text only if `add_special`;
     `decode` shows special tokens as they are written. No token stands for more than `longest_bytes` of text.
+    `bos` and `eos` are the texts of the tokens that begin and end a sequence, empty where there is none.
     """
 
     encode: Callable[[str, bool], list[int]]
     decode: Callable[[Sequence[int]], str]
     vocab_size: int
     longest_bytes: int
+    bos: str = ""
+    eos: str = ""
 
     def at_least(self, text: str) -> int:
         """A lower bound on the number of tokens of `text`, without the cost of tokenizing it.

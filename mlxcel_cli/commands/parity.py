@@ -29,7 +29,7 @@ def parity(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of a table")] = False,
 ) -> None:
-    """Compare answers: the bare engine, in process, and served, alone and in company."""
+    """Compare answers: the bare engine, in process, and served, alone, in company and from the prompt cache."""
     path = checkpoint.folder(config.settle({}, model=model).model or model)
 
     import asyncio
@@ -45,7 +45,13 @@ def parity(
         render.put(json.dumps(report.body(), indent=2, ensure_ascii=False) + "\n")
     else:
         cells = [
-            (one.case, one.arm, "identical" if one.identical else one.difference) for one in report.comparisons
+            (
+                one.case,
+                one.arm,
+                "identical" if one.identical else one.difference,
+                str(one.cached_tokens) if one.cached_tokens else "",
+            )
+            for one in report.comparisons
         ]
-        render.put(render.table([("CASE", "FRONT", "BESIDE THE BARE ENGINE"), *cells]))
+        render.put(render.table([("CASE", "FRONT", "BESIDE THE BARE ENGINE", "CACHED"), *cells]))
     raise typer.Exit(1 if expect_identical and not report.identical else 0)

@@ -163,6 +163,7 @@ def begun(
         priority=priority,
         cache_prompt=body.cache_prompt,
         cache_salt=body.cache_salt,
+        prompt_cache_key=body.prompt_cache_key,
     )
 
 

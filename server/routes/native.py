@@ -23,6 +23,7 @@ async def props(request: Request) -> Response:
         {
             "default_generation_settings": {"n_ctx": model.context_length, "params": params},
             "total_slots": model.num_slots,
+            "storage_backend": model.storage_backend,
             "storable": dataclasses.asdict(model.storable),
             "model_alias": service.config.served_name,
             "model_path": str(engine.model),
@@ -31,6 +32,8 @@ async def props(request: Request) -> Response:
             "endpoint_props": False,
             "endpoint_metrics": True,
             "chat_template": model.template.source,
+            "bos_token": model.tokens.bos,
+            "eos_token": model.tokens.eos,
             "build_info": _build(),
         }
     )
@@ -74,7 +77,7 @@ def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
         "request_id": request.id,
         "n_prompt_tokens": len(request.prompt),
         "n_prompt_tokens_processed": slot.stored_tokens,
-        "n_prompt_tokens_cache": 0,
+        "n_prompt_tokens_cache": slot.cached_tokens,
         "params": {
             **_sampling(request.sampling),
             "n_predict": bound,

@@ -71,8 +71,8 @@ class Stream:
 
 
 @contextmanager
-def running(server: str, model: Path, num_slots: int) -> Iterator[str]:
-    """The server's address while it runs, once it has answered a request."""
+def running(server: str, model: Path, num_slots: int, *flags: str) -> Iterator[str]:
+    """The server's address while it runs, once it has answered a request; `flags` are further ones of it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     commands = {
@@ -83,7 +83,7 @@ def running(server: str, model: Path, num_slots: int) -> Iterator[str]:
         "mlx_lm": ["mlx_lm.server", "--model", str(model), "--port", port],
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", *commands[server]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", *commands[server], *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         address = f"http://127.0.0.1:{port}"

@@ -24,8 +24,13 @@ def test_every_front_answers_alike(mlxcel: Callable[..., Outcome], folder: Path)
     ended = mlxcel("parity", str(folder), "-n", "12", "--expect-identical", "--json")
     report = json.loads(ended.out)
     fronts = {one["arm"] for one in report["comparisons"]}
-    assert len(fronts) == 5
-    assert len(report["comparisons"]) == 4 * 4
+    assert len(fronts) == 7
+    assert len(report["comparisons"]) == 6 * 4
+    cached = {
+        front: [one["cached_tokens"] for one in report["comparisons"] if one["arm"] == front] for front in fronts
+    }
+    assert cached["server, 1 slot"] == cached["server, 1 slot, cache miss"] == [0] * 4
+    assert all(tokens > 0 for tokens in cached["server, 1 slot, cache hit"])
     assert report["identical"], [one for one in report["comparisons"] if not one["identical"]]
     assert ended.code == 0
 
@@ -40,10 +45,11 @@ def test_a_difference_is_shown_and_ends_with_1_where_none_is_expected(
         return [replace(first, text="?" + first.text), *rest]
 
     monkeypatch.setattr(parity, "_direct", other)
+    monkeypatch.setattr(parity, "_served", lambda path, num_slots: parity._in_process("it", path, num_slots))
     ended = mlxcel("parity", str(folder), "-n", "4", "--expect-identical")
     assert ended.code == 1
-    assert ended.out.count("at character 0: '?") == 4
-    assert ended.out.count("identical") == 12
+    assert ended.out.count("at character 0: ") == 6
+    assert ended.out.count("identical") == 6 * 3
 
 
 @pytest.mark.parametrize(

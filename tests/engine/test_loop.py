@@ -364,6 +364,31 @@ def test_what_a_cancelled_row_has_stored_is_kept(loop, gate):
     assert event.timings.cache_n == 96
 
 
+def test_what_expires_while_nothing_runs_is_dropped_then(folder):
+    """Nobody has to ask for it."""
+    expired = threading.Event()
+
+    def open_engine(config):
+        engine = Engine(load(config.model), config)
+        engine.prompts._tree._ttl_s = 0.1
+        return engine
+
+    loop = EngineLoop(EngineConfig(model=folder), open_engine=open_engine)
+    stands = loop.metrics.stands
+
+    def told(*, prompt_cache, **numbers):
+        stands(prompt_cache=prompt_cache, **numbers)
+        if prompt_cache.expirations == 4:
+            expired.set()
+
+    loop.metrics.stands = told
+    loop.start()
+    Client(loop, "r", 2, tuple(range(70))).end()
+    assert expired.wait(PATIENCE_S)
+    assert loop.numbers().prompt_cache.num_bytes == 0
+    loop.stop(PATIENCE_S)
+
+
 def test_loading_leaves_the_bound_on_open_files_alone(folder):
     """mlx-lm lowers it when it is imported, to less than a busy server needs."""
     program = f"""
@@ -378,19 +403,32 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("attempt", range(6))
-def test_a_process_that_stops_its_loop_exits_cleanly(folder, attempt):
-    """MLX aborts a process that ends while a thread that evaluated has only just ended."""
+ENDS = {
+    "stopped": "ended.wait()\nloop.stop()",
+    "stopped while it runs": "begun.wait()\nloop.stop()",
+    "while it loads": "",
+    "while it runs": "begun.wait()",
+    "when it is idle": "ended.wait()",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_exits_cleanly_whatever_its_loop_does(folder, end):
+    """MLX aborts a process whose interpreter ends under a thread that evaluates, or has only just ended."""
     program = f"""
 import threading
 from pathlib import Path
 from engine.config import EngineConfig
 from engine.loop import EngineLoop
 from engine.request import Request
-loop, done = EngineLoop(EngineConfig(model=Path({str(folder)!r}))), threading.Event()
+begun, ended = threading.Event(), threading.Event()
+def hear(event):
+    begun.set()
+    if getattr(event, "finish_reason", None):
+        ended.set()
+loop = EngineLoop(EngineConfig(model=Path({str(folder)!r})))
 loop.start()
-loop.submit(Request("r", (1, 2, 3), max_tokens=20), lambda e: getattr(e, "finish_reason", None) and done.set())
-assert done.wait({PATIENCE_S})
-loop.stop()
+loop.submit(Request("r", (1, 2, 3), max_tokens=200, ignore_eos=True), hear)
+{ENDS[end]}
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

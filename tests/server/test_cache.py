@@ -7,6 +7,7 @@ import pytest
 from engine.errors import EngineStopped
 from engine.size import Size
 from tests.serving import CHAT, COMPLETIONS, served, tokens_of
+from tests.zoo import write_zoo
 
 pytestmark = pytest.mark.anyio
 
@@ -55,6 +56,18 @@ async def test_the_metrics_say_the_same(tiny):
             assert f"mlxcel_{name} {float(number)}\n" in text
 
 
+async def test_hits_that_were_computed_again_are_counted(tiny):
+    async with served(tiny, verify_cache=1.0) as service:
+        for _ in range(2):
+            await service.answer(COMPLETIONS, BODY)
+        for _ in range(3):  # one piece is computed after each answer of the engine
+            stats = (await service.client.get("/v1/cache/stats")).json()
+        assert (stats["verify_checked"], stats["verify_different"], stats["off_plan"]) == (1, 0, 0)
+        text = (await service.client.get("/metrics")).text
+        assert "mlxcel_prefix_cache_verify_checked_total 1.0\n" in text
+        assert "mlxcel_prefix_cache_verify_different_total 0.0\n" in text
+
+
 async def test_choices_share_their_prompt_and_it_is_counted_once(tiny):
     async with served(tiny, prefill_chunk_size=16) as service:
         answer = await service.answer(COMPLETIONS, BODY | {"n": 4})
@@ -82,6 +95,16 @@ async def test_salts_keep_clients_apart(tiny):
         assert cached(await service.answer(COMPLETIONS, BODY | {"prompt_cache_key": "anything"})) == WHOLE
 
 
+@pytest.mark.parametrize("key", ["", "mine"])
+async def test_what_a_request_with_a_key_has_used_is_kept_for_longer(tiny, key):
+    async with served(tiny, prompt_cache_bytes=Size("60kB")) as service:
+        await service.answer(COMPLETIONS, BODY | {"prompt_cache_key": key})
+        for other in range(6):
+            await service.answer(COMPLETIONS, BODY | {"prompt": f"{other}{TEXT}"})
+        assert service.engine.prompts.stats().evictions > 0
+        assert (cached(await service.answer(COMPLETIONS, BODY)) == WHOLE) == bool(key)
+
+
 @pytest.mark.parametrize("field", [{"cache_salt": 7}, {"cache_prompt": "yes"}, {"prompt_cache_key": "k" * 2000}])
 async def test_wrong_kinds_are_refused_by_name(tiny, field):
     async with served(tiny) as service:
@@ -105,6 +128,22 @@ async def test_a_miss_is_explained(tiny):
         assert again["timings"]["cache_miss"] is None
         raw = await service.answer(COMPLETIONS, {**BODY, "prompt": list(prompts[0][:20]) + [1] * 20})
         assert raw["timings"]["cache_miss"] == {"token_index": 20, "message_index": None}
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+async def test_a_miss_of_what_is_kept_whole_is_explained_too(tmp_path, family):
+    async with served(write_zoo(tmp_path, family)) as service:
+        turns = ("the first message", "an answer", "and the third one")
+        first = await service.answer(CHAT, conversation(*turns))
+        assert first["timings"]["cache_miss"] is None
+        longer = await service.answer(CHAT, conversation(*turns, "so", "on"))
+        assert longer["timings"]["cache_miss"] is None
+        changed = await service.answer(CHAT, conversation("the first message", "another answer", "and the third"))
+        miss = changed["timings"]["cache_miss"]
+        assert miss["message_index"] == 1
+        prompts = [row.request.prompt for row in service.engine.rows]
+        assert prompts[1][: miss["token_index"]] == prompts[2][: miss["token_index"]]
+        assert prompts[1][miss["token_index"]] != prompts[2][miss["token_index"]]
 
 
 async def test_stats_and_reset(tiny):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
+from engine.errors import EngineStopped
 from tests.serving import COMPLETIONS, PATIENCE_S, WatchedEngine, served, settle
 from tests.tiny import TEMPLATE
 
@@ -26,6 +27,7 @@ async def test_props_say_what_is_served(tiny: Path) -> None:
         assert props["total_slots"] == 3
         assert (props["model_alias"], props["model_path"]) == ("it", str(tiny))
         assert props["chat_template"] == TEMPLATE
+        assert (props["bos_token"], props["eos_token"]) == ("", "<|im_end|>")
         assert props["build_info"].startswith("mlxcel-")
         settings = props["default_generation_settings"]
         assert settings["n_ctx"] == 128 // 3
@@ -67,6 +69,21 @@ async def test_a_slot_says_how_far_its_request_is(tiny: Path) -> None:
         assert (await asked).status_code == 200
 
 
+async def test_a_slot_says_what_it_took_from_the_prompt_cache(tiny: Path) -> None:
+    async with served(tiny) as service:
+        body = BODY | {"prompt": list(range(40))}
+        await service.answer(COMPLETIONS, body)
+        service.gate.shut()
+        asked = asyncio.ensure_future(service.answer(COMPLETIONS, body))
+        await service.gate.engine_held()
+        service.gate.let(1)
+        await service.gate.engine_held()
+        busy = (await service.client.get("/slots")).json()[0]
+        assert (busy["n_prompt_tokens_processed"], busy["n_prompt_tokens_cache"]) == (40, 32)
+        service.gate.open()
+        await asked
+
+
 async def test_a_client_may_ask_for_an_error_where_no_slot_is_free(tiny: Path) -> None:
     async with served(tiny, parallel=1) as service:
         for query in ("", "?fail_on_no_slot=1"):
@@ -76,7 +93,8 @@ async def test_a_client_may_ask_for_an_error_where_no_slot_is_free(tiny: Path) -
         await service.gate.engine_held()
         assert (await service.client.get("/slots?fail_on_no_slot=0")).status_code == 200
         refused = await service.client.get("/slots?fail_on_no_slot=1")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_free_slot")
+        error = {"code": 503, "message": "all slots are taken", "type": "unavailable_error"}
+        assert (refused.status_code, refused.json()) == (503, {"error": error})
         service.gate.open()
         await asked
 
@@ -91,9 +109,34 @@ async def test_before_the_model_is_there(tiny: Path) -> None:
     async with served(tiny, open_engine=open_engine) as service:
         for path in ("/props", "/slots"):
             response = await service.client.get(path)
-            assert (response.status_code, response.json()["error"]["code"]) == (503, "model_loading")
+            error = {"code": 503, "message": "the model is being loaded", "type": "unavailable_error"}
+            assert (response.status_code, response.json()) == (503, {"error": error})
+            assert response.headers["retry-after"]
         assert (await service.client.get("/health/ready")).status_code == 503
         assert (await service.client.get("/metrics")).status_code == 200
         loads.set()
         await service.answer(COMPLETIONS, BODY)
         assert (await service.client.get("/health/ready")).status_code == 200
+
+
+async def test_errors_have_llama_server_s_shape_on_its_routes_alone(tiny: Path) -> None:
+    async with served(tiny) as service:
+        for path in ("/props", "/slots"):
+            response = await service.post(path, {})
+            assert response.status_code == 405
+            error = response.json()["error"]
+            assert (error["code"], error["type"]) == (405, "invalid_request_error")
+            assert error.keys() == {"code", "message", "type"}
+        error = (await service.client.get("/nowhere")).json()["error"]
+        assert error.keys() == {"code", "message", "type", "param"}
+
+
+async def test_an_engine_that_is_gone_is_an_error_of_that_shape_too(tiny: Path) -> None:
+    def refuse(config: EngineConfig) -> WatchedEngine:
+        raise EngineStopped("made to fail")
+
+    async with served(tiny, open_engine=refuse) as service:
+        with pytest.raises(EngineStopped):
+            await service.app.state.service.bridge.model()
+        error = {"code": 503, "message": "made to fail", "type": "unavailable_error"}
+        assert (await service.client.get("/slots")).json() == {"error": error}

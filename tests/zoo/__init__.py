@@ -112,6 +112,7 @@ class _Bytes:
     """As much of a tokenizer as the engine asks for."""
 
     has_chat_template = False
+    bos_token = eos_token = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return list(text.encode())

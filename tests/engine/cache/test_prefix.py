@@ -1,11 +1,13 @@
 """The prefix tree: whole blocks, borrowed by many, cold ones evicted first, never over the budget."""
 
+from math import inf
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.cache.prefix import BLOCK_TOKENS, PrefixTree
+from engine.cache.prefix import BLOCK_TOKENS, NAMED_S, PrefixTree, num_same
 
 BYTES = 10
 
@@ -15,7 +17,7 @@ def blocks(*numbers, rest=0):
     return tuple(number for number in numbers for _ in range(BLOCK_TOKENS)) + (99,) * rest
 
 
-def fill(tree, tokens, key="k", first=0):
+def fill(tree, tokens, key="k", first=0, named=False):
     """Hold `tokens`; each block's span is what leads to it."""
     return tree.insert(
         key,
@@ -23,6 +25,7 @@ def fill(tree, tokens, key="k", first=0):
         BYTES,
         lambda start, stop: [tokens[: at + BLOCK_TOKENS] for at in range(start, stop, BLOCK_TOKENS)],
         first=first,
+        named=named,
     )
 
 
@@ -140,15 +143,57 @@ def test_what_nobody_uses_expires():
     fill(tree, blocks(1, 2))
     clock.now_s = 50
     tree.release(tree.borrow("k", blocks(1)))
+    assert tree.expires_in_s() == 10
     clock.now_s = 70
+    assert tree.expires_in_s() == 0
     assert tree.held("k", blocks(1, 2)) == 16
+    assert tree.expires_in_s() == 40
     loan = tree.borrow("k", blocks(1))
     clock.now_s = 500
+    assert tree.expires_in_s() == inf
     assert tree.held("k", blocks(1)) == 16
     tree.release(loan)
     assert tree.held("k", blocks(1)) == 0
     tree.check()
     assert (tree.num_expired, tree.num_evicted, tree.num_bytes) == (2, 0, 0)
+
+
+def test_what_was_named_lately_goes_last():
+    clock = Clock()
+    tree = PrefixTree(4 * BYTES, clock=clock)
+    fill(tree, blocks(1, 2), named=True)
+    fill(tree, blocks(3))
+    fill(tree, blocks(1, 7))  # on a named block, and not named itself
+    fill(tree, blocks(4))
+    assert [tree.held("k", blocks(*path)) for path in ((1, 2), (1, 7), (3,), (4,))] == [32, 32, 0, 16]
+    fill(tree, blocks(5))
+    fill(tree, blocks(6))
+    assert [tree.held("k", blocks(*path)) for path in ((1, 2), (1, 7), (4,), (5,), (6,))] == [32, 16, 0, 16, 16]
+    clock.now_s = NAMED_S - 1
+    tree.release(tree.borrow("k", blocks(1), named=True))
+    clock.now_s = NAMED_S + 1
+    fill(tree, blocks(8))
+    assert tree.held("k", blocks(1, 2)) == 16  # named too long ago, but for its first block
+    clock.now_s = 2 * NAMED_S
+    for number in range(10, 14):
+        fill(tree, blocks(number))
+    assert tree.held("k", blocks(1)) == 0
+    tree.check()
+
+
+def test_named_blocks_leave_where_nothing_else_is_left():
+    tree = PrefixTree(2 * BYTES)
+    fill(tree, blocks(1, 2), named=True)
+    assert fill(tree, blocks(3, 4)) == 2
+    assert tree.held("k", blocks(1)) == 0
+    tree.check()
+
+
+@pytest.mark.parametrize("same", range(6))
+def test_tokens_that_are_the_same(same):
+    one = (1, 2, 3, 4, 5)
+    assert num_same(one, (*one[:same], *range(10, 15))) == num_same((*one[:same], 9), one) == same
+    assert num_same(one, one[:same]) == num_same(one[:same], one) == same
 
 
 @pytest.mark.parametrize(
@@ -194,16 +239,16 @@ class Sequences(RuleBasedStateMachine):
         self.tree = PrefixTree(7 * BYTES + 3, ttl_s=10, clock=self.clock)
         self.loans = []
 
-    @rule(tokens=prompts, key=keys, first=st.sampled_from([0, 0, 16, 32]))
-    def insert(self, tokens, key, first):
+    @rule(tokens=prompts, key=keys, first=st.sampled_from([0, 0, 16, 32]), named=st.booleans())
+    def insert(self, tokens, key, first, named):
         before = self.tree.held(key, tokens)
-        added = fill(self.tree, tokens, key, first)
+        added = fill(self.tree, tokens, key, first, named)
         assert self.tree.held(key, tokens) == before + added * BLOCK_TOKENS
 
-    @rule(tokens=prompts, key=keys)
-    def borrow(self, tokens, key):
+    @rule(tokens=prompts, key=keys, named=st.booleans())
+    def borrow(self, tokens, key, named):
         held = self.tree.held(key, tokens)
-        loan = self.tree.borrow(key, tokens)
+        loan = self.tree.borrow(key, tokens, named=named)
         assert loan.spans == [tokens[:stop] for stop in range(BLOCK_TOKENS, held + 1, BLOCK_TOKENS)]
         self.loans.append((key, tokens[:held], loan))
 

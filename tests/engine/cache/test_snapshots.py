@@ -1,8 +1,10 @@
 """Snapshots: exact prefixes, longer ones in place of those they go on from, never over the budget."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cache.prefix import NAMED_S
 from engine.cache.snapshots import Snapshots
 
 
@@ -10,8 +12,8 @@ def anywhere(length):
     return True
 
 
-def keep(snapshots, tokens, kind="end", num_bytes=10, key="k"):
-    return snapshots.insert(key, tokens, kind, num_bytes, lambda: tokens)
+def keep(snapshots, tokens, kind="end", num_bytes=10, key="k", named=False):
+    return snapshots.insert(key, tokens, kind, num_bytes, lambda: tokens, named=named)
 
 
 def held(snapshots, tokens, key="k"):
@@ -68,10 +70,56 @@ def test_what_nobody_uses_expires():
     keep(snapshots, (2,))
     now_s = 50
     snapshots.take("k", (1,))
+    assert snapshots.expires_in_s() == 10
     now_s = 70
+    assert snapshots.expires_in_s() == 0
     assert (held(snapshots, (1,)), held(snapshots, (2,))) == (1, 0)
+    assert snapshots.expires_in_s() == 40
     assert snapshots.num_expired == 1
     snapshots.check()
+
+
+def test_what_was_named_lately_goes_last():
+    now_s = 0.0
+    snapshots = Snapshots(20, clock=lambda: now_s)
+    keep(snapshots, (1,), named=True)
+    for token in (2, 3):
+        keep(snapshots, (token,))
+        assert (held(snapshots, (1,)), held(snapshots, (token,))) == (1, 1)
+    snapshots.take("k", (3,), named=True)
+    keep(snapshots, (4,))
+    assert [held(snapshots, (token,)) for token in (1, 3, 4)] == [0, 1, 1]
+    now_s = NAMED_S + 1
+    keep(snapshots, (5,))
+    assert [held(snapshots, (token,)) for token in (3, 4, 5)] == [0, 1, 1]
+    snapshots.check()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "index"),
+    [
+        ((1, 2, 3), None),  # all of it is kept
+        ((1, 2, 3, 4), None),  # it goes on where what is kept ends
+        ((1, 2), None),  # it ends on the way
+        ((1, 2, 7), 2),
+        ((1, 2, 8, 9, 9), 3),  # behind the longest that goes on
+        ((1, 7, 7), 1),
+        ((5,), None),  # nothing in common
+    ],
+)
+def test_the_first_token_that_differs(tokens, index):
+    snapshots = Snapshots(1000)
+    for kept, kind in (
+        ((1, 2), "cut"),
+        ((1, 2, 8), "end"),
+        ((1, 2, 3), "end"),
+        ((1, 2, 8, 1), "history"),
+        ((2,), "end"),
+    ):
+        keep(snapshots, kept, kind)
+    assert len(snapshots) == 5
+    assert snapshots.divergence("k", tokens) == index
+    assert snapshots.divergence("another key", tokens) is None
 
 
 steps = st.tuples(
@@ -79,6 +127,7 @@ steps = st.tuples(
     st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple),
     st.sampled_from(["end", "history", "cut"]),
     st.integers(1, 25),
+    st.booleans(),
 )
 
 
@@ -87,14 +136,14 @@ steps = st.tuples(
 def test_any_order_keeps_the_books(sequence):
     now_s = 0.0
     snapshots = Snapshots(60, ttl_s=50, clock=lambda: now_s)
-    for step, tokens, kind, number in sequence:
+    for step, tokens, kind, number, named in sequence:
         if step == "wait":
             now_s += number
         elif step == "keep":
-            keep(snapshots, tokens, kind, number)
+            keep(snapshots, tokens, kind, number, named=named)
             assert held(snapshots, tokens) == len(tokens)
         elif length := held(snapshots, tokens):
-            assert snapshots.take("k", tokens[:length]) == tokens[:length]
+            assert snapshots.take("k", tokens[:length], named=named) == tokens[:length]
         snapshots.check()
     snapshots.clear()
     assert (snapshots.num_bytes, len(snapshots)) == (0, 0)

@@ -149,19 +149,24 @@ class Group:
     num_bytes: int
 
     def num_needed(self, num_tokens: int, piece_tokens: int) -> int:
-        """The most blocks that a row of so many tokens holds at once, one more than it fills: a shared one that it
-        goes on in is copied. A window's are let go of before each piece."""
+        """The most blocks that a row of so many tokens holds at once; windows let go of theirs before each piece."""
         most = -(-num_tokens // BLOCK_TOKENS)
-        if self.window:
-            most = min(most, -(-(self.window + piece_tokens) // BLOCK_TOKENS) + 1)
-        return most + 1
+        return min(most, -(-(self.window + piece_tokens) // BLOCK_TOKENS) + 1) if self.window else most
 
     def row_bytes(self, num_tokens: int, piece_tokens: int) -> int:
-        return self.num_bytes * self.num_needed(num_tokens, piece_tokens)
+        """What they take, and one more: a shared block that the row goes on in is copied."""
+        return self.num_bytes * (self.num_needed(num_tokens, piece_tokens) + 1)
 
-    def num_own(self, table: BlockTable) -> int:
-        """How many blocks of a table count as the row's: not those that are kept when a window has passed them."""
-        return len(table.numbers) - (self.blocks.num_kept(table.numbers) if self.window else 0)
+    def promised_bytes(self, table: BlockTable, length: int, num_needed: int) -> int:
+        """What a row of `length` tokens is still to take, of `num_needed` blocks.
+
+        What the prompt cache keeps of a window stays, once that has passed it, and a shared tail is copied.
+        """
+        if self.window:
+            missing = num_needed - len(table.numbers) + self.blocks.num_kept(table.numbers)
+        else:
+            missing = num_needed - len(table.numbers) + (table.lacks(length, length) > 0)
+        return self.num_bytes * max(0, missing)
 
 
 class BlockLedger:
@@ -254,12 +259,11 @@ class BlockLedger:
 
     def _promised(self, storage: Any, needed: Sequence[int]) -> int:
         """Bytes of the blocks that a row needs and does not have yet."""
-        tables: Sequence[BlockTable] = (
-            storage.tables if storage is not None else [BlockTable(Blocks())] * len(needed)
-        )
+        if storage is None:
+            return sum(group.num_bytes * count for group, count in zip(self._groups, needed, strict=True))
         return sum(
-            group.num_bytes * max(0, count - group.num_own(table))
-            for group, count, table in zip(self._groups, needed, tables, strict=True)
+            group.promised_bytes(table, storage.length, count)
+            for group, count, table in zip(self._groups, needed, storage.tables, strict=True)
         )
 
     def _makes_room(self, num_bytes: int) -> bool:

@@ -8,8 +8,8 @@ short request. From the long prompt's arrival to its first token are measured: t
 tokens (p50, p95, largest), both times to first token, and tokens per second, new ones and all. Medians of the
 repeats, arms in turn. Beside a figure stands its bound, computed from what the run's own ticks took: a gap is
 one step and one piece; the long prompt's C pieces lie in C windows of a piece and N steps, beside the short
-one's; the short one waits for the running tick, may have to let a parked piece and a step pass, and has its
-own. Time in which the process was stopped is left out.
+one's piece; the short one waits for the running tick, may have to let a parked piece and a step pass, and has
+its own. Time in which the process was stopped is left out.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def summary(
         "long ttft s": long_s,
         "long bound s": len(pieces) * window_s + own_s,
         "long ticks": len(ran),
-        "ticks bound": len(pieces) * (num_steps + 1),
+        "ticks bound": len(pieces) * (num_steps + 1) + 2 * bool(config.mixed_step),
         "piece s": statistics.median(pieces_s),
         "step s": statistics.median(steps_s),
         "new tokens/s": new / long_s,

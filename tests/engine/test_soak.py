@@ -11,9 +11,7 @@ import mlx.core as mx
 import pytest
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.loop import EngineLoop
-from engine.model.load import load
 from engine.request import PRIORITIES, Output, Progress, Request, Sampling
 from engine.size import Size
 from tests.serving import settle
@@ -96,7 +94,8 @@ class Soak:
 
         def measure(engine):
             engine.prompts.reset()
-            engine.prompts.check()
+            engine.prompts.check([])
+            assert not any(engine.kv_blocks.values())
             assert engine.prompts.stats().num_bytes == engine.kv_bytes(()) == 0
             gc.collect()
             mx.clear_cache()
@@ -121,7 +120,7 @@ def test_live_arrays_and_resident_bytes_end_where_they_began(tmp_path, family, n
         prompt_cache_bytes=Size(budget),
         verify_cache=0.1,
     )
-    loop = EngineLoop(config, open_engine=lambda c: Engine(load(c.model), c))
+    loop = EngineLoop(config)
     loop.start()
     soak = Soak(loop)
     soak.run(range(NUM_FIRST))

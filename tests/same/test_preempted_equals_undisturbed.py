@@ -81,7 +81,7 @@ class Lives:
 
     def check(self):
         self.scheduler.check()
-        self.prompts.check()
+        self.prompts.check(self.scheduler.rows)
         assert all(row.storage is None for row in self.scheduler.waiting), "a row that waits holds storage"
 
 
@@ -137,11 +137,23 @@ def test_for_a_row_of_higher_priority(name):
     assert [row.num_preempted for row in lives.rows] == [1, 0]
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["read", "ahead"])
+# A context, or memory, that holds about two of the rows; paged ones hold their common prefix once.
+CROWDS = {
+    "read": {"ctx_size": 90},
+    "ahead": {"ctx_size": 90, "lookahead": True},
+    "dense": {"ctx_size": 90, "decode_storage_backend": "dense"},
+    "memory": {"kv_cache_budget": 150},
+}
+
+
+@pytest.fixture(scope="module", params=CROWDS)
 def crowded(request, tmp_path_factory):
     folder = write_checkpoint(tmp_path_factory.mktemp("llama"))
-    watched = Watched(folder, ctx_size=90, lookahead=request.param, no_prompt_cache=False, prefill_chunk_size=16)
-    return watched, functools.cache(watched.alone)
+    config = {**CROWDS[request.param]}
+    if tokens := config.get("kv_cache_budget"):
+        config["kv_cache_budget"] = Bound(Watched(folder).engine.memory.row_bytes(tokens))
+    watched = Watched(folder, **config, no_prompt_cache=False, prefill_chunk_size=16)
+    return watched, functools.cache(Watched(folder).alone)
 
 
 @settings(max_examples=15, deadline=None)
@@ -158,8 +170,23 @@ def crowded(request, tmp_path_factory):
 )
 def test_whatever_happens_to_a_real_engine(crowded, steps):
     watched, alone = crowded
+    watched.engine.prompts.reset()
     lives = Lives(watched)
     requests = users(watched, 6, num_new=30, temperature=0.7)
+    try:
+        live(lives, steps, requests)
+    except BaseException:
+        for row in lives.scheduler.rows:
+            lives.cancel(row)
+        raise
+    for row in lives.rows:
+        expected = alone(dataclasses.replace(row.request, priority="normal"))
+        assert row.output == expected[: len(row.output)]
+        assert row.finish_reason == "cancelled" or len(row.output) == len(expected)
+        assert row.storage is None
+
+
+def live(lives, steps, requests):
     for name, *values in steps:
         match name:
             case "add":
@@ -176,8 +203,3 @@ def test_whatever_happens_to_a_real_engine(crowded, steps):
         lives.check()
     while lives.scheduler.has_work:
         lives.step()
-    for row in lives.rows:
-        expected = alone(dataclasses.replace(row.request, priority="normal"))
-        assert row.output == expected[: len(row.output)]
-        assert row.finish_reason == "cancelled" or len(row.output) == len(expected)
-        assert row.storage is None

@@ -2,7 +2,9 @@
 
 import pytest
 
-from engine.cache.ledger import Ledger, SharedContext, Unbounded, tokens_ahead
+from engine.cache.blocks import Blocks, BlockTable
+from engine.cache.ledger import BlockLedger, Group, Ledger, SharedContext, Unbounded, tokens_ahead
+from engine.cache.prefix import BLOCK_TOKENS, UNBOUNDED_BYTES
 from engine.request import Request, Row
 
 
@@ -142,3 +144,181 @@ def test_a_context_and_bytes_bound_both():
     context.check()
     context.frees(one)
     assert books.spare_bytes() == 12
+
+
+class Storage:
+    """A row's tables, without arrays."""
+
+    def __init__(self, groups):
+        self.tables = [BlockTable(group.blocks) for group in groups]
+        self.length = 0
+
+    def grow(self, windows, num_tokens):
+        for window, table in zip(windows, self.tables, strict=True):
+            if window:
+                table.forget(self.length + 1 - window)
+            table.reserve(self.length, self.length + num_tokens)
+        self.length += num_tokens
+
+    def free(self):
+        for table in self.tables:
+            table.clear()
+
+
+class Shared:
+    """Books of blocks of one byte for each token, and a prompt cache that keeps what it is told to."""
+
+    def __init__(self, budget, windows=(0,), piece_tokens=64):
+        self.windows = windows
+        self.groups = [Group(Blocks(), window, BLOCK_TOKENS) for window in windows]
+        self.kept = []
+        self.books = BlockLedger(
+            budget,
+            self.groups,
+            piece_tokens=piece_tokens,
+            claim=self.claim,
+            accept=self.accept,
+            evict=self.evict,
+        )
+
+    def claim(self, row):
+        """Everybody's prompt begins with all that is kept."""
+        storage = Storage(self.groups)
+        for number, table in enumerate(storage.tables):
+            table.begin([block[number] for block in self.kept], 0)
+        storage.length = len(self.kept) * BLOCK_TOKENS
+        return storage
+
+    def accept(self, row, storage):
+        row.storage, row.cursor = storage, storage.length
+
+    def evict(self, num_bytes):
+        for block in self.kept:
+            if all(group.blocks.is_idle(n) for group, n in zip(self.groups, block, strict=True)):
+                self.drop(block)
+                return BLOCK_TOKENS
+        return 0
+
+    def drop(self, block):
+        self.kept.remove(block)
+        for group, number in zip(self.groups, block, strict=True):
+            group.blocks.let_go(number)
+
+    def keep(self, storage, count):
+        """Keep the first blocks of a row."""
+        for block in list(zip(*(table.numbers[:count] for table in storage.tables), strict=True)):
+            for group, number in zip(self.groups, block, strict=True):
+                group.blocks.keep(number)
+            self.kept.append(block)
+
+    def started(self, num_tokens):
+        one = row(num_tokens)
+        assert self.books.admits(one, decoding=False)
+        one.storage.grow(self.windows, num_tokens - one.storage.length)
+        self.books.check()
+        return one
+
+    def end(self, one):
+        self.books.frees(one)
+        one.storage.free()
+        one.storage = None
+
+
+def test_an_adopted_prefix_costs_only_what_comes_behind_it():
+    """Blocks of 16 bytes: a row of 70 tokens and two more takes five."""
+    shared = Shared(7 * BLOCK_TOKENS)
+    first = shared.started(70)
+    assert shared.books.spare_bytes() == 2 * BLOCK_TOKENS
+    shared.keep(first.storage, 4)
+    second = shared.started(70)
+    assert shared.books.spare_bytes() == BLOCK_TOKENS
+    third = row(70)
+    assert shared.books.admits(third, decoding=False)
+    assert shared.books.spare_bytes() == 0
+    fourth = row(70)
+    assert not shared.books.admits(fourth, decoding=False)
+    assert fourth.storage is None
+    assert not shared.books.admits(fourth, decoding=False)
+    shared.end(second)
+    assert shared.books.admits(fourth, decoding=False)
+    shared.books.check()
+
+
+def test_a_shared_tail_is_counted_until_it_is_copied():
+    shared = Shared(10 * BLOCK_TOKENS)
+    first = shared.started(32)
+    shared.keep(first.storage, 2)
+    second = Storage(shared.groups)
+    second.tables[0].begin(first.storage.tables[0].numbers, 0)
+    second.length = 24
+    group = shared.groups[0]
+    assert group.promised_bytes(second.tables[0], 24, 3) == 2 * BLOCK_TOKENS
+    second.grow(shared.windows, 1)
+    assert group.promised_bytes(second.tables[0], 25, 3) == BLOCK_TOKENS
+
+
+def test_a_prefix_that_was_promised_stays_when_its_row_has_ended():
+    shared = Shared(12 * BLOCK_TOKENS)
+    first = shared.started(70)
+    shared.keep(first.storage, 4)
+    second = row(70)
+    assert shared.books.admits(second, decoding=False)
+    shared.end(first)
+    assert shared.evict(1) == 0
+    assert second.storage.length == 64
+    shared.end(second)
+    assert shared.evict(1) == BLOCK_TOKENS
+
+
+def test_what_only_the_cache_keeps_goes_when_a_row_grows():
+    shared = Shared(5 * BLOCK_TOKENS)
+    first = shared.started(30)
+    shared.keep(first.storage, 1)
+    shared.end(first)
+    shared.drop(shared.kept[0])
+    one = shared.started(30)
+    other = shared.started(10)
+    shared.keep(other.storage, 1)
+    shared.end(other)
+    for _ in range(34):
+        one.output.append(1)
+        assert shared.books.grows(one)
+        one.storage.grow(shared.windows, 1)
+        shared.books.check()
+    one.output += [1] * BLOCK_TOKENS
+    assert not shared.books.grows(one)
+    assert shared.kept == []
+
+
+def test_a_window_takes_no_more_than_it_and_a_piece_however_long_the_row():
+    shared = Shared(100 * BLOCK_TOKENS, windows=(0, 32), piece_tokens=16)
+    bytes_of = [shared.books.row_bytes(n) for n in (16, 64, 160)]
+    assert bytes_of == [BLOCK_TOKENS * n for n in (2 + 2, 5 + 5, 11 + 5)]
+
+
+def test_what_the_cache_keeps_of_a_window_takes_room_once_the_window_has_passed():
+    shared = Shared(24 * BLOCK_TOKENS, windows=(0, 16), piece_tokens=16)
+    one = shared.started(16)
+    spare = shared.books.spare_bytes()
+    assert shared.books.spare_for_cache() == 2 * spare
+    shared.keep(one.storage, 1)
+    assert shared.books.spare_bytes() == spare - BLOCK_TOKENS, "its row will need another in its place"
+    for _ in range(40):
+        one.output.append(1)
+        assert shared.books.grows(one)
+        one.storage.grow(shared.windows, 1)
+        shared.books.check()
+
+
+def test_without_windows_keeping_costs_nothing():
+    shared = Shared(10 * BLOCK_TOKENS)
+    shared.started(70)
+    assert shared.books.spare_for_cache() == UNBOUNDED_BYTES
+
+
+def test_what_can_never_fit_in_blocks_is_told():
+    shared = Shared(5 * BLOCK_TOKENS)
+    assert shared.books.lacks(62) is None
+    assert shared.books.lacks(63) == (
+        "a prompt of 63 tokens and 2 new ones take 96 B, and all that is stored may take 80 B"
+    )

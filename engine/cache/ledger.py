@@ -149,7 +149,7 @@ class Group:
     num_bytes: int
 
     def num_needed(self, num_tokens: int, piece_tokens: int) -> int:
-        """The most blocks that a row of so many tokens holds at once; windows let go of theirs before each piece."""
+        """The most blocks that a row of so many tokens holds at once; windows let go of theirs before a piece."""
         most = -(-num_tokens // BLOCK_TOKENS)
         return min(most, -(-(self.window + piece_tokens) // BLOCK_TOKENS) + 1) if self.window else most
 

@@ -223,6 +223,11 @@ class EngineConfig:
             return self.parallel
         return self.AUTO_PARALLEL if batches else 1
 
+    def pages_rows(self, *, pageable: bool, num_slots: int) -> bool:
+        """Whether rows share blocks, where kernels and family make them `pageable`."""
+        wanted = self.decode_storage_backend
+        return pageable and (wanted == "paged" or (wanted == "auto" and num_slots > 1))
+
     def default_sampling(self, checkpoint: Sampling | None) -> Sampling:
         """What a request draws with where it does not say: setting over checkpoint over fallback."""
         base = checkpoint or self.fallback_sampling

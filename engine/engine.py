@@ -17,7 +17,7 @@ from engine.cache.pages import Pages
 from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.prompts import PromptCache
 from engine.cache.rows import RowStorage
-from engine.cache.sizes import block_bytes, layers_of, row_bytes, token_bytes
+from engine.cache.sizes import block_bytes, layers_of, paged_row_bytes, row_bytes, token_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ContextLengthExceeded, NeverFits, StepFailed
 from engine.finish import FinishStep
@@ -135,7 +135,7 @@ class Engine:
             missing = f"the family decodes in the mode {forward.name}"
         if asked == "paged" and missing:
             raise ConfigError("decode_storage_backend", f"rows cannot be paged: {missing}")
-        if asked == "dense" or (asked == "auto" and (missing or self.num_slots == 1)):
+        if not self.config.pages_rows(pageable=missing is None, num_slots=self.num_slots):
             return f"dense ({missing or ('as asked' if asked == 'dense' else 'one slot')})"
         forward.pages = Pages(forward.kinds, forward.cache_dtype)
         return f"paged (blocks of {BLOCK_TOKENS} tokens)"
@@ -166,9 +166,8 @@ class Engine:
             groups = list(map(Group, pages.blocks, pages.windows, pages.block_bytes))
 
         def bytes_of_row(num_tokens: int) -> int:
-            if groups:
-                return sum(group.row_bytes(num_tokens, longest) for group in groups)
-            return row_bytes(layers, num_tokens, longest)
+            bytes_of = paged_row_bytes if pages else row_bytes
+            return bytes_of(layers, num_tokens, longest)
 
         self.storable = Storable(
             budget_bytes=self._budget.cache_bytes,
@@ -185,6 +184,7 @@ class Engine:
             blocks = BlockLedger(
                 budget_bytes,
                 groups,
+                row_bytes=bytes_of_row,
                 piece_tokens=longest,
                 watermark=watermark,
                 claim=self._claim,

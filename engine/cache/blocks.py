@@ -14,6 +14,15 @@ RUN_BLOCKS = 16  # a slab is a whole number of runs: one, or
 SLAB_SHARE = 8  # the eighth part of the pool
 
 
+def num_needed(num_tokens: int, window: int, piece_tokens: int) -> int:
+    """The most blocks that a row of so many tokens holds at once, where it sees `window` positions, 0: all.
+
+    A window lets go of its own before each piece, which is at most `piece_tokens` long.
+    """
+    most = -(-num_tokens // BLOCK_TOKENS)
+    return min(most, -(-(window + piece_tokens) // BLOCK_TOKENS) + 1) if window else most
+
+
 class Blocks:
     """The blocks of one pool by their numbers. The pool grows by slabs, when no block is free.
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.cache.blocks import Blocks, BlockTable
-from engine.cache.prefix import BLOCK_TOKENS, UNBOUNDED_BYTES
+from engine.cache.blocks import Blocks, BlockTable, num_needed
+from engine.cache.prefix import UNBOUNDED_BYTES
 from engine.model.memory import human_bytes
 from engine.request import Row
 
@@ -142,20 +142,11 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The blocks of layers that see equally far: `window` positions, 0: all. One takes `num_bytes`."""
+    """The blocks of layers that see `window` positions, 0: all of them. One takes `num_bytes`."""
 
     blocks: Blocks
     window: int
     num_bytes: int
-
-    def num_needed(self, num_tokens: int, piece_tokens: int) -> int:
-        """The most blocks that a row of so many tokens holds at once; windows let go of theirs before a piece."""
-        most = -(-num_tokens // BLOCK_TOKENS)
-        return min(most, -(-(self.window + piece_tokens) // BLOCK_TOKENS) + 1) if self.window else most
-
-    def row_bytes(self, num_tokens: int, piece_tokens: int) -> int:
-        """What they take, and one more: a shared block that the row goes on in is copied."""
-        return self.num_bytes * (self.num_needed(num_tokens, piece_tokens) + 1)
 
     def promised_bytes(self, table: BlockTable, length: int, num_needed: int) -> int:
         """What a row of `length` tokens is still to take, of `num_needed` blocks.
@@ -172,9 +163,10 @@ class Group:
 class BlockLedger:
     """`budget_bytes` for the blocks that rows and prompt cache share.
 
-    A block counts once, whoever holds it, so an adopted prefix costs a row only what comes behind it; what the
-    prompt cache alone keeps is dropped where a row needs it. `claim` gives storage for a row that begins with what
-    it can reuse, which so stays from admission on, and `accept` makes it the row's. `evict` drops cold blocks.
+    `row_bytes` says what the blocks of a row of so many tokens take at most, where it shares none. A block counts
+    once, whoever holds it, so an adopted prefix costs a row only what comes behind it; what the prompt cache alone
+    keeps is dropped where a row needs it. `claim` gives a row storage that begins with what it can reuse, which
+    so stays from admission on; `accept` makes it the row's. `evict` drops cold blocks.
     """
 
     def __init__(
@@ -182,6 +174,7 @@ class BlockLedger:
         budget_bytes: int,
         groups: Sequence[Group],
         *,
+        row_bytes: Callable[[int], int],
         piece_tokens: int,
         claim: Callable[[Row], Any],
         accept: Callable[[Row, Any], None],
@@ -190,6 +183,7 @@ class BlockLedger:
         beside: str = "",
     ) -> None:
         self.budget_bytes = budget_bytes
+        self.row_bytes = row_bytes
         self._groups = groups
         self._piece_tokens = piece_tokens
         self._claim = claim
@@ -247,15 +241,11 @@ class BlockLedger:
         wanted_bytes = self.row_bytes(num_tokens + AHEAD_TOKENS)
         return _lacking(num_tokens, wanted_bytes, self.budget_bytes, self._beside)
 
-    def row_bytes(self, num_tokens: int) -> int:
-        """What the blocks of a row of so many tokens take at most, where it shares none."""
-        return sum(group.row_bytes(num_tokens, self._piece_tokens) for group in self._groups)
-
     def check(self) -> None:
         assert self.spare_bytes() >= 0, "rows and prompt cache exceed the budget"
 
     def _needed_by(self, row: Row) -> tuple[int, ...]:
-        return tuple(group.num_needed(tokens_ahead(row), self._piece_tokens) for group in self._groups)
+        return tuple(num_needed(tokens_ahead(row), group.window, self._piece_tokens) for group in self._groups)
 
     def _promised(self, storage: Any, needed: Sequence[int]) -> int:
         """Bytes of the blocks that a row needs and does not have yet."""

@@ -4,7 +4,7 @@ Read off mlx-lm's own caches after a forward that is built and never run, so it 
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from engine.cache.adapter import SequenceStorage
+from engine.cache.blocks import num_needed
 from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.rows import GROWTH_TOKENS
 from engine.errors import UnsupportedModel
@@ -65,6 +66,12 @@ def token_bytes(layers: Iterable[Layers]) -> int:
 def block_bytes(layers: Iterable[Layers], window: int) -> int:
     """What one block takes in all layers that see `window` positions, 0: all."""
     return BLOCK_TOKENS * sum(group.count * group.token_bytes for group in layers if group.window == window)
+
+
+def paged_row_bytes(layers: Sequence[Layers], num_tokens: int, piece_tokens: int = ALONE_MAX_TOKENS) -> int:
+    """The most that the blocks of a row of `num_tokens` take, and one more: a shared one is copied to go on in."""
+    windows = {group.window for group in layers}
+    return sum(block_bytes(layers, w) * (num_needed(num_tokens, w, piece_tokens) + 1) for w in windows)
 
 
 def layers_of(model: Any, kept_as: mx.Dtype | None = None) -> tuple[Layers, ...]:

@@ -13,7 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from engine.cache import dtype
-from engine.cache.sizes import Layers, is_float, layers_of, row_bytes, token_bytes
+from engine.cache.sizes import Layers, is_float, layers_of, paged_row_bytes, row_bytes, token_bytes
 from engine.kernels import native
 from engine.model.budget import Transient, budget, piece_tokens, transient_of
 from engine.model.load import LoadedModel, load
@@ -61,9 +61,9 @@ class Description:
 
     `stored_bytes` are the weights as the files hold them, `weight_bytes` as they will lie in memory here;
     `expands` says that they are quantized and will be float32. `context_is_stated` is false where the checkpoint
-    does not say and a length is assumed. `tokenizer` is the name of its file,
-    `end_tokens` are the ids and texts that end an answer. `decode_mode` is
-    what an earlier probe found, or None. `transient` is what a prefill forward takes on its way.
+    does not say and a length is assumed. `tokenizer` is the name of its file, `end_tokens` are the ids and texts
+    that end an answer. `decode_mode` is what an earlier probe found, or None; `pageable` says that rows can share
+    blocks. `transient` is what a prefill forward takes on its way.
     """
 
     path: Path
@@ -84,6 +84,7 @@ class Description:
     has_chat_template: bool
     end_tokens: tuple[tuple[int, str], ...]
     decode_mode: str | None
+    pageable: bool
     available_bytes: int
     transient: Transient
 
@@ -98,8 +99,19 @@ class Description:
         states = sum(group.count * group.fixed_bytes for group in self.layers)
         return states + sum(group.count * group.token_bytes * group.window for group in self.layers)
 
-    def fit(self, num_slots: int, num_tokens: int, *, asked: Bound = AUTO, chunk_tokens: int = 0) -> Fit:
-        """`num_slots` rows of `num_tokens` each; the last two are the settings of budget and prefill pieces."""
+    def fit(
+        self,
+        num_slots: int,
+        num_tokens: int,
+        *,
+        asked: Bound = AUTO,
+        chunk_tokens: int = 0,
+        paged: bool = False,
+    ) -> Fit:
+        """`num_slots` rows of `num_tokens` each, in blocks or in buffers of their own.
+
+        `asked` and `chunk_tokens` are the settings of budget and prefill pieces.
+        """
         longest = piece_tokens(chunk_tokens, on_grid=self.decode_mode not in (None, "spans"))
         given = budget(
             asked,
@@ -109,15 +121,15 @@ class Description:
             context_tokens=num_tokens,
             num_rows=num_slots,
         )
-        taken = row_bytes(self.layers, num_tokens, longest)
+        taken = (paged_row_bytes if paged else row_bytes)(self.layers, num_tokens, longest)
         return Fit(num_slots, num_tokens, self.weight_bytes, taken, self.available_bytes, given.cache_bytes)
 
-    def largest_context(self, num_slots: int) -> int:
+    def largest_context(self, num_slots: int, *, paged: bool = False) -> int:
         """The longest context, up to the model's own, that `num_slots` rows may fill; 0 where none fits."""
         fitting, too_long = 0, self.context_length + 1
         while too_long - fitting > 1:
             middle = (fitting + too_long) // 2
-            if self.fit(num_slots, middle).fits:
+            if self.fit(num_slots, middle, paged=paged).fits:
                 fitting = middle
             else:
                 too_long = middle
@@ -175,6 +187,7 @@ def describe(
         has_chat_template=bool(loaded.tokenizer.has_chat_template),
         end_tokens=tuple((index, _text(loaded, index)) for index in sorted(loaded.eos_token_ids)),
         decode_mode=mode,
+        pageable=compiled and mode == "spans",
         available_bytes=place.free_bytes,
         transient=transient,
     )

@@ -48,13 +48,15 @@ def inspect(
 
     said = describe(path, trust_remote_code=engine.trust_remote_code, cache_dtype=engine.cache_dtype)
     num_slots = engine.num_slots(batches=said.decode_mode != "alone")
+    paged = engine.pages_rows(pageable=said.pageable, num_slots=num_slots)
     fit = said.fit(
         num_slots,
         engine.slot_context(said.context_length, num_slots),
         asked=engine.kv_cache_budget,
         chunk_tokens=engine.prefill_chunk_size,
+        paged=paged,
     )
-    largest = said.largest_context(fit.num_slots)
+    largest = said.largest_context(fit.num_slots, paged=paged)
     if as_json:
         render.put(json.dumps(_object(model, said, fit, largest), indent=2, default=str) + "\n")
     else:

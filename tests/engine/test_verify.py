@@ -6,6 +6,8 @@ import queue
 
 import pytest
 
+from engine.cache.pages import PagedStorage
+from engine.cache.prefix import BLOCK_TOKENS
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ConfigError
@@ -14,7 +16,7 @@ from engine.model.load import load
 from engine.plan import PrefillPlan
 from engine.request import Output, Request
 from engine.verify import MAX_WAITING
-from tests.engines import Watched
+from tests.engines import BACKENDS, Watched
 from tests.serving import settle
 from tests.tiny import write_checkpoint
 from tests.zoo import zoo_loaded, zoo_model
@@ -46,8 +48,12 @@ def spoil(watched):
 
     def wrong(row, num_tokens, storage, **how):
         adopt(row, num_tokens, storage, **how)
-        keys, _, _ = storage.attention_layers()[-1].stored()
-        keys[..., :1, :] = keys[..., :1, :] + 0.5
+        layer = storage.attention_layers()[-1]
+        if isinstance(storage, PagedStorage):
+            keys, place = layer.pool.keys, layer.table.numbers[0] * BLOCK_TOKENS
+        else:
+            keys, place = layer.stored()[0], 0
+        keys[..., place : place + 1, :] = keys[..., place : place + 1, :] + 0.5
 
     watched.engine.prompts.adopt = wrong
 
@@ -64,14 +70,16 @@ def test_a_right_hit_is_found_right_and_its_row_goes_on_as_without(folder, size)
     assert watched.engine.cache_stats().off_plan == 0
 
 
-def test_a_wrong_hit_is_counted_and_said(folder, caplog):
-    watched = opened(folder)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrong_hit_is_counted_and_said(folder, caplog, backend):
+    watched = opened(folder, decode_storage_backend=backend)
     watched.alone(REQUEST)
     spoil(watched)
     watched.alone(dataclasses.replace(REQUEST, id="suspect"))
     with caplog.at_level(logging.ERROR, "engine.verify"):
         assert verified(watched) == (1, 1)
-    assert "request suspect: 64 adopted tokens of 75" in caplog.text
+    adopted = 74 if backend == "paged" else 64
+    assert f"request suspect: {adopted} adopted tokens of 75" in caplog.text
     assert "the first that of token" in caplog.text
 
 

@@ -26,7 +26,7 @@ def body(num_prompt: int, num_new: int, seed: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("mixed_step", [0, PIECE + 3])
 async def test_two_streams_a_long_prompt_and_a_short_request(tiny: Path, mixed_step: int) -> None:
     settings = {"prefill_chunk_size": PIECE, "prefill_grant_interval": INTERVAL, "mixed_step": mixed_step}
-    async with served(tiny, parallel=4, **settings) as service:
+    async with served(tiny, parallel=4, kv_unified=True, **settings) as service:
         engine, gate = service.engine, service.gate
         gate.shut()
         tasks: list[asyncio.Task[dict[str, Any]]] = []

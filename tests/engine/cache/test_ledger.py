@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.cache.blocks import Blocks, BlockTable
+from engine.cache.blocks import Blocks, BlockTable, num_needed
 from engine.cache.ledger import BlockLedger, Group, Ledger, SharedContext, Unbounded, tokens_ahead
 from engine.cache.prefix import BLOCK_TOKENS, UNBOUNDED_BYTES
 from engine.request import Request, Row
@@ -175,6 +175,7 @@ class Shared:
         self.books = BlockLedger(
             budget,
             self.groups,
+            row_bytes=lambda n: sum(BLOCK_TOKENS * (num_needed(n, w, piece_tokens) + 1) for w in windows),
             piece_tokens=piece_tokens,
             claim=self.claim,
             accept=self.accept,

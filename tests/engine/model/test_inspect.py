@@ -63,11 +63,17 @@ def test_a_row_of_the_engine_holds_no_more_than_is_said(family: str, cache_dtype
     said = inspect.describe(folder, cache_dtype=cache_dtype)
     assert said.token_bytes <= before.token_bytes == inspect.describe(folder, cache_dtype="float32").token_bytes
     assert said.weight_bytes == load.load(folder).weight_bytes
-    fit = said.fit(watched.engine.num_slots, 4096, asked=Bound("3MB"))
-    told = Watched(
-        folder, cache_dtype=watched.engine.config.cache_dtype, kv_cache_budget=Bound("3MB")
-    ).engine.storable
-    assert told == Storable(fit.budget_bytes, said.weight_bytes, said.token_bytes, fit.row_bytes)
+    for backend in ("auto", "dense"):
+        told = Watched(
+            folder,
+            cache_dtype=watched.engine.config.cache_dtype,
+            kv_cache_budget=Bound("3MB"),
+            decode_storage_backend=backend,
+        ).engine
+        paged = told.config.pages_rows(pageable=said.pageable, num_slots=told.num_slots)
+        assert paged == (told.storage_backend == "paged")
+        fit = said.fit(told.num_slots, 4096, asked=Bound("3MB"), paged=paged)
+        assert told.storable == Storable(fit.budget_bytes, said.weight_bytes, said.token_bytes, fit.row_bytes)
     for num_tokens in LENGTHS:
         row = watched.engine.submit(watched.request("a", num_tokens, 9))
         watched.store(row, 256)

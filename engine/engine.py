@@ -12,24 +12,17 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from engine.cache import adapter, dtype
-from engine.cache.ledger import BlockLedger, Group, Ledger, Memory, SharedContext, Unbounded
-from engine.cache.pages import Pages
-from engine.cache.prefix import BLOCK_TOKENS
-from engine.cache.prompts import PromptCache
-from engine.cache.rows import RowStorage
-from engine.cache.sizes import block_bytes, layers_of, paged_row_bytes, row_bytes, token_bytes
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ContextLengthExceeded, NeverFits, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Forward, Span
 from engine.kernels import functions, native, portable
-from engine.model.budget import budget, piece_tokens, transient_of
 from engine.model.load import LoadedModel, load
-from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import default_home
 from engine.plan import Held, Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_of, probe
-from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, Storable
+from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling
+from engine.room import Room
 from engine.sample.chain import sample
 from engine.sample.state import Draw, draw_of
 from engine.text.template import ChatTemplate
@@ -100,8 +93,15 @@ class Engine:
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
         self.num_slots = config.num_slots(batches=self._forward.batches)
         self.context_length = config.slot_context(loaded.context_length, self.num_slots)
-        storage_note = self._choose_storage(compiled)
-        self._set_memory_aside(loaded)
+        self.room = Room(
+            loaded,
+            config,
+            self._forward,
+            mode=verdict.mode,
+            num_slots=self.num_slots,
+            context_length=self.context_length,
+        )
+        self.prompts, self.memory, self.storable = self.room.prompts, self.room.memory, self.room.storable
         self._cold_plan = self._plan(lambda row, reproduces: 0)
         self.verifier = Verifier(
             config.verify_cache,
@@ -118,102 +118,10 @@ class Engine:
             *loaded.notes,
             f"decode path: {verdict.mode} ({verdict.reason})",
             _cache_note(self._forward),
-            f"storage: {storage_note}",
-            self.prompts.note,
+            *self.room.notes,
             *_mixing_notes(config, self._forward),
             _context_note(self.context_length, self.num_slots, config.shared_context(self.num_slots)),
-            _memory_note(self.storable),
         )
-
-    def _choose_storage(self, compiled: bool) -> str:
-        """Have rows paged or dense; which, and why. Raises ConfigError where what was asked for cannot be."""
-        asked, forward = self.config.decode_storage_backend, self._forward
-        missing = None
-        if not compiled:
-            missing = "the compiled kernels do not attend"
-        elif forward.name != "spans":
-            missing = f"the family decodes in the mode {forward.name}"
-        if asked == "paged" and missing:
-            raise ConfigError("decode_storage_backend", f"rows cannot be paged: {missing}")
-        if not self.config.pages_rows(pageable=missing is None, num_slots=self.num_slots):
-            return f"dense ({missing or ('as asked' if asked == 'dense' else 'one slot')})"
-        forward.pages = Pages(forward.kinds, forward.cache_dtype)
-        return f"paged (blocks of {BLOCK_TOKENS} tokens)"
-
-    def _set_memory_aside(self, loaded: LoadedModel) -> None:
-        """Decide what rows, prompt cache and prefill pieces may take of what the weights leave free."""
-        config, pages = self.config, self._forward.pages
-        longest = piece_tokens(config.prefill_chunk_size, on_grid=self._forward.on_grid)
-        layers = layers_of(loaded.model, self._forward.cache_dtype)
-        self._transient = transient_of(
-            loaded.model,
-            loaded.config,
-            vocab_size=loaded.vocab_size,
-            mode=self.verdict.mode,
-            compiled=functions.are_used_by(loaded.model),
-        )
-        self._budget = budget(
-            config.kv_cache_budget,
-            available_bytes(),
-            self._transient,
-            piece_tokens=longest,
-            context_tokens=self.context_length,
-            num_rows=self.num_slots,
-        )
-        groups = []
-        if pages:
-            pages.block_bytes = [block_bytes(layers, window) for window in pages.windows]
-            groups = list(map(Group, pages.blocks, pages.windows, pages.block_bytes))
-
-        def bytes_of_row(num_tokens: int) -> int:
-            bytes_of = paged_row_bytes if pages else row_bytes
-            return bytes_of(layers, num_tokens, longest)
-
-        self.storable = Storable(
-            budget_bytes=self._budget.cache_bytes,
-            weight_bytes=loaded.weight_bytes,
-            token_bytes=token_bytes(layers),
-            row_bytes=bytes_of_row(self.context_length),
-        )
-        watermark, budget_bytes = config.kv_admission_watermark, self._budget.cache_bytes
-        beside = f" beside {human_bytes(loaded.weight_bytes)} of weights"
-        self.memory: Memory = Unbounded()
-        if budget_bytes is None:
-            self.prompts = PromptCache(config, self._forward.kinds, pages=pages)
-        elif groups:
-            blocks = BlockLedger(
-                budget_bytes,
-                groups,
-                row_bytes=bytes_of_row,
-                piece_tokens=longest,
-                watermark=watermark,
-                claim=self._claim,
-                accept=lambda row, storage: self.prompts.adopted(row, storage),
-                evict=lambda num_bytes: self.prompts.evict(num_bytes),
-                beside=beside,
-            )
-            self.prompts = PromptCache(config, self._forward.kinds, blocks.spare_for_cache, pages)
-            self.memory = blocks
-        else:
-            ledger = Ledger(
-                budget_bytes,
-                bytes_of_row,
-                watermark=watermark,
-                held=lambda: self.prompts.num_bytes,
-                evict=lambda num_bytes: self.prompts.evict(num_bytes),
-                beside=beside,
-            )
-            self.prompts = PromptCache(config, self._forward.kinds, ledger.spare_bytes)
-            self.memory = ledger
-        if (shared := config.shared_context(self.num_slots)) is not None:
-            self.memory = SharedContext(shared, self.memory, watermark=watermark)
-
-    def _claim(self, row: Row) -> RowStorage:
-        """Storage for `row` that begins with all it can reuse."""
-        storage = self._forward.open()
-        if num_tokens := self.prompts.held(row, lambda hit: True):
-            self.prompts.lend(row, num_tokens, storage)
-        return storage
 
     @classmethod
     def open(cls, config: EngineConfig) -> "Engine":
@@ -259,17 +167,12 @@ class Engine:
             on_grid=self._forward.on_grid,
             tokens_per_s=self.verdict.tokens_per_s,
             held=held,
-            fits=self._most_tokens,
+            fits=self.room.most_tokens,
             block_tokens=self.prompts.block_tokens,
             max_batch=self.config.max_batch_prefill,
             max_batch_tokens=self.config.max_batch_prefill_tokens,
             mixed_tokens=self.config.mixed_step,
         )
-
-    def _most_tokens(self, start: int) -> int:
-        """The longest piece from the position `start` on whose forward fits into what is set aside for it."""
-        most_bytes = self._budget.piece_bytes
-        return self.context_length if most_bytes is None else self._transient.most_tokens(start, most_bytes)
 
     def submit(self, request: Request) -> Row:
         """A row for `request`, without arrays yet. Raises ContextLengthExceeded and NeverFits."""
@@ -392,7 +295,7 @@ class Engine:
 
     def _give_buffers_back(self) -> None:
         """Bound what MLX keeps of a prefill forward's buffers for the next, which is of another shape."""
-        most_bytes = self._budget.piece_bytes
+        most_bytes = self.room.piece_bytes
         if most_bytes is not None and mx.get_cache_memory() > most_bytes:
             mx.clear_cache()
 
@@ -527,15 +430,6 @@ def _cache_note(forward: Forward) -> str:
 def _context_note(context_length: int, num_slots: int, shared: int | None) -> str:
     together = "" if shared is None else f", {shared} for all that run at once"
     return f"context: {context_length} tokens, slots: {num_slots}{together}"
-
-
-def _memory_note(storable: Storable) -> str:
-    if storable.budget_bytes is None:
-        return "memory: what is stored is not bounded, as asked"
-    return (
-        f"memory: {human_bytes(storable.budget_bytes)} for rows and prompt cache, "
-        f"{human_bytes(storable.token_bytes)} for each token, {human_bytes(storable.row_bytes)} at most for a row"
-    )
 
 
 def _mixing_notes(config: EngineConfig, forward: Forward) -> list[str]:

@@ -96,16 +96,15 @@ class Scheduler:
 
     def tick(self) -> Tick:
         """What the next forward does; an empty Tick when there is nothing to do."""
-        preempted = self._fill_slots()
+        # Whoever runs grows first: what was freed for that is not for those who wait.
+        preempted = self._make_grow(self.decoding) or self._fill_slots()
         self._tick_count += 1
-        if preempted:
-            return Tick(preempt=tuple(preempted))
+        if preempted is not None:
+            return Tick(preempt=(preempted,))
         granted = self._granted()
         decode: tuple[Row, ...] = ()
         if self.plan.mixes or not granted:
             decode = tuple(self.decoding)[: self._max_batch_size]
-            if preempted := self._make_grow(decode):
-                return Tick(preempt=tuple(preempted))
             if len(decode) < len(self.decoding):
                 self.decoding.rotate(-len(decode))
         pieces: tuple[Piece, ...] = ()
@@ -139,20 +138,21 @@ class Scheduler:
         assert {*self._standing} == {*rows}, "a row has no standing, or outlived itself"
         self.memory.check()
 
-    def _fill_slots(self) -> list[Row]:
-        """Let waiting rows run in their order, as far as slots and memory allow; the rows preempted for that."""
-        preempted: list[Row] = []
-        while self.waiting and not preempted:
+    def _fill_slots(self) -> Row | None:
+        """Let waiting rows run in their order, as far as slots and memory allow; the row preempted for that.
+
+        One at a time: what it has is free when the engine has taken it.
+        """
+        while self.waiting:
             for row in self.waiting:
                 self._standing[row].lane = self._lane(row)
             row = min(self.waiting, key=lambda row: (self._standing[row].lane, self._standing[row].number))
-            while not self._starts(row):
+            if not self._starts(row):
                 weaker = self._weaker(row)
-                if weaker is None:
-                    return preempted
-                self._preempt(weaker)
-                preempted.append(weaker)
-        return preempted
+                if weaker is not None:
+                    self._preempt(weaker)
+                return weaker
+        return None
 
     def _starts(self, row: Row) -> bool:
         """Give `row` a slot, if there is one and its memory can be had."""
@@ -163,21 +163,22 @@ class Scheduler:
         self.prefilling.append(row)
         return True
 
-    def _make_grow(self, rows: Iterable[Row]) -> list[Row]:
-        """See to it that `rows` have room for their next token; the rows preempted for that.
+    def _make_grow(self, rows: Iterable[Row]) -> Row | None:
+        """See to it that `rows` have room for their next token; the row preempted for that, one at a time.
 
         A row that runs alone and cannot grow has room for this one step, and ends with it.
         """
-        preempted: list[Row] = []
         for row in rows:
-            while row not in preempted and not self.memory.grows(row):
-                least = min(self._running(), key=self._progress)
-                if least is row and len(self._running()) == 1:
-                    row.limit_tokens = len(row.output) + 1
-                    break
-                self._preempt(least)
-                preempted.append(least)
-        return preempted
+            if self.memory.grows(row):
+                continue
+            running = [*self.prefilling, *self.decoding]
+            if running == [row]:
+                row.limit_tokens = len(row.output) + 1
+                continue
+            least = min(running, key=self._progress)
+            self._preempt(least)
+            return least
+        return None
 
     def _preempt(self, row: Row) -> None:
         """Back to those who wait; the engine gives its storage back when it gets the tick."""

@@ -30,10 +30,12 @@ class Blocks:
     """
 
     def __init__(self) -> None:
+        self.limit: int | None = None  # most blocks that the pool grows to ahead of need
         self._holders: list[int] = []  # of each block, the prompt cache among them
         self._is_kept = bytearray()
         self._free_in_run: list[int] = []
         self.num_free = 0
+        self.num_kept = 0
         self.num_idle = 0
 
     def __len__(self) -> int:
@@ -51,7 +53,7 @@ class Blocks:
         Else the first free one where most are free, so that whoever takes it can go on behind it.
         """
         if not self.num_free:
-            self._grow(max(1, len(self) // SLAB_SHARE // RUN_BLOCKS))
+            self._grow()
         block = len(self) if after is None else after + 1
         if block >= len(self) or self._holders[block]:
             run = max(range(len(self._free_in_run)), key=self._free_in_run.__getitem__)
@@ -81,12 +83,14 @@ class Blocks:
         assert not self._is_kept[block], "a block is kept once"
         self.hold([block])
         self._is_kept[block] = True
+        self.num_kept += 1
 
     def let_go(self, block: int) -> None:
         """Keep a block no longer."""
         assert self._is_kept[block], "a block was let go that was not kept"
         self.num_idle -= self.is_idle(block)
         self._is_kept[block] = False
+        self.num_kept -= 1
         self.drop([block])
 
     def is_shared(self, block: int) -> bool:
@@ -97,15 +101,20 @@ class Blocks:
         """Whether the prompt cache alone keeps this block."""
         return self._is_kept[block] == self._holders[block] == 1
 
-    def num_kept(self, blocks: Sequence[int]) -> int:
-        """How many of these blocks the prompt cache keeps."""
-        return sum(map(self._is_kept.__getitem__, blocks))
+    def num_shared(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks others hold, too."""
+        return sum(self._holders[block] > 1 for block in blocks)
+
+    def num_rows(self, block: int) -> int:
+        """How many rows hold this block."""
+        return self._holders[block] - self._is_kept[block]
 
     def trim(self) -> None:
         """Forget the free blocks at the pool's end, whole runs of them."""
-        while self._free_in_run and self._free_in_run[-1] == RUN_BLOCKS:
-            self.num_free -= self._free_in_run.pop()
-            del self._holders[-RUN_BLOCKS:], self._is_kept[-RUN_BLOCKS:]
+        while self._free_in_run and self._free_in_run[-1] == len(self) - (len(self._free_in_run) - 1) * RUN_BLOCKS:
+            count = self._free_in_run.pop()
+            self.num_free -= count
+            del self._holders[-count:], self._is_kept[-count:]
 
     def check(self, held: Iterable[int], kept: Iterable[int]) -> None:
         """Rows hold what `held` names, once for each of them, the cache keeps `kept`, and the rest is free."""
@@ -117,16 +126,22 @@ class Blocks:
         assert sorted(kept) == [b for b, is_kept in enumerate(self._is_kept) if is_kept], (
             "what is kept is miscounted"
         )
+        assert self.num_kept == len(kept), "what is kept is miscounted"
         runs = [self._holders[at : at + RUN_BLOCKS] for at in range(0, len(self), RUN_BLOCKS)]
         assert [run.count(0) for run in runs] == self._free_in_run, "the free blocks are miscounted"
         assert sum(self._free_in_run) == self.num_free, "the free blocks are miscounted"
         assert self.num_idle == sum(map(self.is_idle, range(len(self)))), "the idle blocks are miscounted"
 
-    def _grow(self, num_runs: int) -> None:
-        self._holders += [0] * num_runs * RUN_BLOCKS
-        self._is_kept += bytes(num_runs * RUN_BLOCKS)
-        self._free_in_run += [RUN_BLOCKS] * num_runs
-        self.num_free += num_runs * RUN_BLOCKS
+    def _grow(self) -> None:
+        """Add a slab: to the end of a run, but no more than `limit` allows, and one block at least."""
+        before = len(self)
+        after = -(-(before + max(1, before // SLAB_SHARE)) // RUN_BLOCKS) * RUN_BLOCKS
+        after = max(before + 1, after if self.limit is None else min(after, self.limit))
+        self._holders += [0] * (after - before)
+        self._is_kept += bytes(after - before)
+        self._free_in_run += [0] * (-(-after // RUN_BLOCKS) - len(self._free_in_run))
+        for block in range(before, after):
+            self._count_free(block, 1)
 
     def _count_free(self, block: int, change: int) -> None:
         self._free_in_run[block // RUN_BLOCKS] += change

@@ -5,7 +5,7 @@ rows that own their buffers, `BlockLedger` blocks, for rows that share them, and
 that share one context. They know no arrays and no model: what a row takes and what can be dropped for it is given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -151,12 +151,10 @@ class Group:
     def promised_bytes(self, table: BlockTable, length: int, num_needed: int) -> int:
         """What a row of `length` tokens is still to take, of `num_needed` blocks.
 
-        What the prompt cache keeps of a window stays, once that has passed it, and a shared tail is copied.
+        A block that others hold stays theirs once a row's window has passed it; a shared tail is copied.
         """
-        if self.window:
-            missing = num_needed - len(table.numbers) + self.blocks.num_kept(table.numbers)
-        else:
-            missing = num_needed - len(table.numbers) + (table.lacks(length, length) > 0)
+        missing = num_needed - len(table.numbers)
+        missing += self.blocks.num_shared(table.numbers) if self.window else table.lacks(length, length) > 0
         return self.num_bytes * max(0, missing)
 
 
@@ -165,8 +163,9 @@ class BlockLedger:
 
     `row_bytes` says what the blocks of a row of so many tokens take at most, where it shares none. A block counts
     once, whoever holds it, so an adopted prefix costs a row only what comes behind it; what the prompt cache alone
-    keeps is dropped where a row needs it. `claim` gives a row storage that begins with what it can reuse, which
-    so stays from admission on; `accept` makes it the row's. `evict` drops cold blocks.
+    keeps is dropped where a row needs it. `claims` gives a row storage that begins with what it can reuse, which
+    so stays from admission on, then with less, for a shared tail takes a block more; `accept` makes it the row's.
+    `evict` drops cold blocks.
     """
 
     def __init__(
@@ -176,7 +175,7 @@ class BlockLedger:
         *,
         row_bytes: Callable[[int], int],
         piece_tokens: int,
-        claim: Callable[[Row], Any],
+        claims: Callable[[Row], Iterable[Any]],
         accept: Callable[[Row, Any], None],
         evict: Callable[[int], int],
         watermark: float = 0.0,
@@ -186,7 +185,7 @@ class BlockLedger:
         self.row_bytes = row_bytes
         self._groups = groups
         self._piece_tokens = piece_tokens
-        self._claim = claim
+        self._claims = claims
         self._accept = accept
         self._evict = evict
         self._margin_bytes = int(watermark * budget_bytes)
@@ -210,19 +209,18 @@ class BlockLedger:
 
     def admits(self, row: Row, *, decoding: bool) -> bool:
         assert row not in self._needed, "a row is admitted once"
-        idle = sum(group.num_bytes * group.blocks.num_idle for group in self._groups)
-        possible = self.spare_bytes() + idle
-        if self._refused is not None and self._refused[0] is row and possible <= self._refused[1]:
+        possible = self.spare_bytes() + self._droppable_bytes()
+        if self._needed and self._refused is not None and self._refused[0] is row and possible <= self._refused[1]:
             return False
-        storage = self._claim(row)
         needed = self._needed_by(row)
-        if not self._makes_room(self._promised(storage, needed) + (self._margin_bytes if decoding else 0)):
+        for storage in self._claims(row):
+            if self._makes_room(self._promised(storage, needed) + (self._margin_bytes if decoding else 0)):
+                self._accept(row, storage)
+                self._needed[row] = needed
+                return True
             storage.free()
-            self._refused = row, possible
-            return False
-        self._accept(row, storage)
-        self._needed[row] = needed
-        return True
+        self._refused = row, possible
+        return False
 
     def grows(self, row: Row) -> bool:
         needed, before = self._needed_by(row), self._needed[row]
@@ -257,11 +255,20 @@ class BlockLedger:
         )
 
     def _makes_room(self, num_bytes: int) -> bool:
-        """Drop cold blocks until so many bytes are spare, or no more can go; whether they are."""
-        while (spare := self.spare_bytes()) < num_bytes:
-            if not self._evict(min(num_bytes - spare, self._groups[0].num_bytes)):
-                return False
-        return True
+        """Drop cold blocks until so many bytes are spare; whether they are. Nothing is dropped in vain."""
+        spare = self.spare_bytes()
+        if spare + self._droppable_bytes() < num_bytes:
+            return False
+        while spare < num_bytes and self._evict(min(num_bytes - spare, self._groups[0].num_bytes)):
+            spare = self.spare_bytes()
+        return spare >= num_bytes
+
+    def _droppable_bytes(self) -> int:
+        """The most that dropping what the prompt cache keeps could free; with windows it may be less."""
+        return sum(
+            group.num_bytes * (group.blocks.num_kept if group.window else group.blocks.num_idle)
+            for group in self._groups
+        )
 
 
 class SharedContext:

@@ -234,9 +234,11 @@ class Pages:
             blocks.let_go(number)
 
     def gains(self, kept: Block) -> bool:
-        """Whether it frees anything to keep this block no longer, now or once a window has passed it."""
-        idle = (blocks.is_idle(number) for blocks, number in zip(self.blocks, kept, strict=True))
-        return any(self.windows) or any(idle)
+        """Whether it frees anything to keep this block no longer, now or once one row's window has passed it."""
+        return any(
+            blocks.num_rows(number) <= (window > 0)
+            for blocks, window, number in zip(self.blocks, self.windows, kept, strict=True)
+        )
 
     def check(self, rows: Iterable[PagedStorage], kept: Sequence[Block]) -> None:
         """Every block is accounted for by the tables of `rows` and what is `kept`."""

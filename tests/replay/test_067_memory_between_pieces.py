@@ -14,7 +14,7 @@ from tests.tiny import write_checkpoint
 def test_a_long_prompt_peaks_where_a_short_one_does(tmp_path: Path, family: str, portable: bool) -> None:
     watched = Watched(write_checkpoint(tmp_path, family), portable=portable, prefill_chunk_size=128)
     engine, peaks = watched.engine, []
-    most_bytes = engine._budget.piece_bytes
+    most_bytes = engine.room.piece_bytes
     drive(engine, [watched.request("warm", 300, 2)])
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -28,4 +28,4 @@ def test_a_long_prompt_peaks_where_a_short_one_does(tmp_path: Path, family: str,
     drive(engine, [watched.request("long", 3000, 2)], on_tick=after_a_tick)
     assert len(peaks) >= 3000 // 128
     # A layer's buffers exist twice while they grow.
-    assert max(peaks) <= most_bytes + engine._transient.logit_bytes + 2 * engine.storable.row_bytes
+    assert max(peaks) <= most_bytes + engine.room.transient.logit_bytes + 2 * engine.storable.row_bytes

@@ -23,7 +23,7 @@ def wide(tmp_path: Path) -> Path:
 async def test_a_long_prompt_is_stored_in_shorter_and_shorter_pieces(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.engine.available_bytes", lambda: FREE)
+    monkeypatch.setattr("engine.room.available_bytes", lambda: FREE)
     async with served(
         wide, prefill_chunk_size=1000, no_prompt_cache=True, kv_cache_budget=Bound("64MB")
     ) as service:
@@ -34,7 +34,7 @@ async def test_a_long_prompt_is_stored_in_shorter_and_shorter_pieces(
         assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
         assert 1000 > sizes[0] > sizes[-2] >= 16
         assert all(
-            engine._transient.bytes_of(piece.start, piece.num_tokens) <= engine._budget.piece_bytes <= FREE // 4
+            engine.room.transient.bytes_of(piece.start, piece.num_tokens) <= engine.room.piece_bytes <= FREE // 4
             for piece in pieces
         )
     async with served(wide, no_prompt_cache=True) as service:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.request import PRIORITIES
 from engine.scheduler import Scheduler
 from engine.size import Bound
-from tests.engines import Watched, drive
+from tests.engines import BACKENDS, Watched, drive
 from tests.tiny import write_checkpoint
 from tests.zoo import ZOO, zoo_loaded, zoo_model
 
@@ -110,6 +110,20 @@ def test_users_in_memory_too_small_for_them(name, cached):
         no_prompt_cache=not cached,
     )
     assert_same(watched, users(watched, 5, num_new=16, base=153))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_rows_that_fit_one_by_one_all_end_as_they_would(family, backend, tmp_path):
+    """Of several that outgrow memory together as few give way as must, and none is cut short."""
+    folder = write_checkpoint(tmp_path, family)
+    one = Watched(folder, decode_storage_backend=backend).engine.memory
+    watched = Watched(folder, decode_storage_backend=backend, kv_cache_budget=Bound(one.row_bytes(330)))
+    requests = [watched.request(str(user), 20, 300, seed=user) for user in range(3)]
+    expected, _ = undisturbed(watched, requests)
+    outputs, rows = drive(watched.engine, requests)
+    assert outputs == expected
+    assert (family == "llama") <= sum(row.num_preempted for row in rows) <= 4
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "mamba2"])

@@ -177,18 +177,19 @@ class Shared:
             self.groups,
             row_bytes=lambda n: sum(BLOCK_TOKENS * (num_needed(n, w, piece_tokens) + 1) for w in windows),
             piece_tokens=piece_tokens,
-            claim=self.claim,
+            claims=self.claims,
             accept=self.accept,
             evict=self.evict,
         )
 
-    def claim(self, row):
-        """Everybody's prompt begins with all that is kept."""
-        storage = Storage(self.groups)
-        for number, table in enumerate(storage.tables):
-            table.begin([block[number] for block in self.kept], 0)
-        storage.length = len(self.kept) * BLOCK_TOKENS
-        return storage
+    def claims(self, row):
+        """Everybody's prompt begins with all that is kept, the last token of it perhaps not."""
+        for blocks in (self.kept, []):
+            storage = Storage(self.groups)
+            for number, table in enumerate(storage.tables):
+                table.begin([block[number] for block in blocks], 0)
+            storage.length = min(len(blocks) * BLOCK_TOKENS, len(row.prefill_tokens) - 1)
+            yield storage
 
     def accept(self, row, storage):
         row.storage, row.cursor = storage, storage.length
@@ -215,6 +216,7 @@ class Shared:
     def started(self, num_tokens):
         one = row(num_tokens)
         assert self.books.admits(one, decoding=False)
+        self.books.check()
         one.storage.grow(self.windows, num_tokens - one.storage.length)
         self.books.check()
         return one
@@ -315,6 +317,54 @@ def test_without_windows_keeping_costs_nothing():
     shared = Shared(10 * BLOCK_TOKENS)
     shared.started(70)
     assert shared.books.spare_for_cache() == UNBOUNDED_BYTES
+
+
+def test_a_row_that_can_have_no_copy_of_a_shared_tail_does_without():
+    """Eight blocks, and a row that was preempted when it had all of them."""
+    shared = Shared(8 * BLOCK_TOKENS)
+    first = shared.started(112)
+    shared.keep(first.storage, 7)
+    shared.end(first)
+    one = row(40)
+    one.output += [1] * 71
+    one.start_over()
+    assert tokens_ahead(one) == 113
+    assert shared.books.admits(one, decoding=False)
+    shared.books.check()
+    assert one.storage.length == 0
+    one.storage.grow(shared.windows, 113)
+    shared.books.check()
+
+
+def test_nothing_is_dropped_in_vain_in_blocks():
+    shared = Shared(10 * BLOCK_TOKENS)
+    first = shared.started(60)
+    shared.keep(first.storage, 3)
+    shared.end(first)
+    other = row(60)
+    shared.kept, kept = [], shared.kept
+    assert shared.books.admits(other, decoding=False)
+    other.storage.grow((0,), 60)
+    shared.kept = kept
+    assert not shared.books.admits(row(110), decoding=False)
+    assert shared.kept == kept
+
+
+def test_a_window_that_several_have_begun_with_is_promised_to_each():
+    shared = Shared(60 * BLOCK_TOKENS, windows=(0, 16), piece_tokens=16)
+    first = shared.started(32)
+    shared.keep(first.storage, 2)
+    rows = [first, *(shared.started(40) for _ in range(3))]
+    spare = shared.books.spare_bytes()
+    for block in list(shared.kept):
+        shared.drop(block)
+    assert shared.books.spare_bytes() <= spare + 4 * BLOCK_TOKENS
+    for _ in range(40):
+        for one in rows:
+            one.output.append(1)
+            assert shared.books.grows(one)
+            one.storage.grow(shared.windows, 1)
+            shared.books.check()
 
 
 def test_what_can_never_fit_in_blocks_is_told():

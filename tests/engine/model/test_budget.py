@@ -35,7 +35,7 @@ def assert_pieces_fit(watched, size):
         assert row.storage is not None
         stored = engine.kv_bytes([row])
         taken = mx.get_peak_memory() - before - stored
-        assert taken <= engine._transient.bytes_of(start, size) + engine._transient.logit_bytes
+        assert taken <= engine.room.transient.bytes_of(start, size) + engine.room.transient.logit_bytes
     engine.release(row)
 
 

@@ -6,9 +6,10 @@ with it. No arrays, no tokenizer: the decoder is given.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from engine.request import FinishReason, Loops, Output, Request, Row, Timings, TokenLogprob
+from engine.text.held import HeldLogprobs
 from engine.text.tokens import Detokenizer
 
 Decode = Callable[[Sequence[int]], str]
@@ -18,12 +19,18 @@ class StopMatcher:
     """Finds the first of several strings in a text that comes in pieces, whatever the pieces are.
 
     The first stop string to be complete wins, of those that end at the same place the longest. Nothing that
-    may still become one is released.
+    may still become one is released. `found` says whether one was, `num_held` how many of the characters that
+    were taken are not released.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
+        self.found = False
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Take `text`; return what is released and whether a stop string was found (it is not released)."""
@@ -33,7 +40,8 @@ class StopMatcher:
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             _, at = min(found)
-            released, self._held = self._held[:at], ""
+            released, self._held = self._held[:at], self._held[at:]
+            self.found = True
             return released, True
         keep = max(self._overlap(stop) for stop in self._stops)
         cut = len(self._held) - keep
@@ -53,54 +61,11 @@ class StopMatcher:
 
 @dataclass(slots=True)
 class RowText:
-    """The finish step's part of a row.
-
-    Of the answer's characters, `num_decoded` are known and `num_released` shown; `held` are the logprobs of tokens
-    whose text begins behind the latter.
-    """
+    """The finish step's part of a row."""
 
     detokenizer: Detokenizer
     stops: StopMatcher = field(default_factory=lambda: StopMatcher(()))
-    num_decoded: int = 0
-    num_released: int = 0
-    held: list[TokenLogprob] = field(default_factory=list)
-
-    def add(self, token: int) -> tuple[str, bool]:
-        """Take one id; the text that this releases, and whether a stop string ended it."""
-        return self._feed(self.detokenizer.add(token))
-
-    def end(self) -> tuple[str, bool]:
-        """Release all held text; what was held may still complete a stop string."""
-        released, stopped = self._feed(self.detokenizer.finish())
-        return (released, True) if stopped else (released + self.stops.flush(), False)
-
-    def hold(self, logprob: TokenLogprob) -> None:
-        """Keep the logprobs of the token that is about to be added."""
-        self.held.append(replace(logprob, offset=self.num_decoded))
-
-    def release(self, released: str, *, everything: bool) -> tuple[TokenLogprob, ...]:
-        """The logprobs that go with `released`, or all that are held."""
-        self.num_released += len(released)
-        count = sum(logprob.offset < self.num_released for logprob in self.held)
-        told = self.held if everything else self.held[:count]
-        self.held = [] if everything else self.held[count:]
-        return tuple(told)
-
-    def _feed(self, text: str) -> tuple[str, bool]:
-        self.num_decoded += len(text)
-        return self.stops.feed(text)
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What a token did to its row: the text it released, and why the row ends, if it does.
-
-    `cut`: by a stop string, so that what is still held is no part of the answer.
-    """
-
-    released: str
-    reason: FinishReason | None = None
-    cut: bool = False
+    logprobs: HeldLogprobs = field(default_factory=HeldLogprobs)
 
 
 class FinishStep:
@@ -125,15 +90,16 @@ class FinishStep:
             row.first_token_s = now_s
         row.output.append(token)
         text: RowText = row.text
-        ends = token in self._end_tokens and not row.request.ignore_eos
-        if logprob is not None and not ends:
-            text.hold(logprob)
-        verdict = self._judge(row, token, ends=ends)
-        over = verdict.reason is not None
-        logprobs = text.release(verdict.released, everything=over and not verdict.cut)
-        if verdict.reason is None:
-            return Output(row, token, verdict.released, logprobs=logprobs)
-        row.finish_reason = verdict.reason
+        if logprob is not None and not self._ends(row, token):
+            text.logprobs.hold(logprob, text.detokenizer.num_chars)
+        released, reason = self._judge(row, token)
+        if reason is None or text.stops.found:
+            logprobs = text.logprobs.release(text.detokenizer.num_chars - text.stops.num_held)
+        else:
+            logprobs = text.logprobs.release_all()
+        if reason is None:
+            return Output(row, token, released, logprobs=logprobs)
+        row.finish_reason = reason
         timings = Timings(
             prompt_n=len(row.request.prompt) - row.num_cached,
             prompt_ms=(row.first_token_s - row.started_s) * 1000,
@@ -142,21 +108,32 @@ class FinishStep:
             cache_n=row.num_cached,
             cache_miss=row.cache_miss,
         )
-        return Output(row, token, verdict.released, verdict.reason, timings, logprobs)
+        return Output(row, token, released, reason, timings, logprobs)
 
-    def _judge(self, row: Row, token: int, *, ends: bool) -> _Verdict:
+    def _judge(self, row: Row, token: int) -> tuple[str, FinishReason | None]:
         text: RowText = row.text
-        released, stopped = ("", False) if ends else text.add(token)
+        if self._ends(row, token):
+            return self._end(text, "stop")
+        released, stopped = text.stops.feed(text.detokenizer.add(token))
         if stopped:
-            return _Verdict(released, "stop", cut=True)
-        if ends or loops(row.output, row.request.loops):
-            reason: FinishReason = "stop"
-        elif len(row.output) >= row.limit_tokens:
-            reason = "length"
-        else:
-            return _Verdict(released)
-        rest, stopped = text.end()
-        return _Verdict(released + rest, "stop" if stopped else reason, cut=stopped)
+            return released, "stop"
+        looping = loops(row.output, row.request.loops)
+        if looping or len(row.output) >= row.limit_tokens:
+            rest, reason = self._end(text, "stop" if looping else "length")
+            return released + rest, reason
+        return released, None
+
+    def _ends(self, row: Row, token: int) -> bool:
+        """Whether `token` ends the sequence."""
+        return token in self._end_tokens and not row.request.ignore_eos
+
+    @staticmethod
+    def _end(text: RowText, reason: FinishReason) -> tuple[str, FinishReason]:
+        """Release all held text; what was held may still complete a stop string."""
+        released, stopped = text.stops.feed(text.detokenizer.finish())
+        if stopped:
+            return released, "stop"
+        return released + text.stops.flush(), reason
 
 
 def loops(tokens: Sequence[int], bounds: Loops | None) -> bool:

@@ -64,13 +64,14 @@ class Detokenizer:
     Decodes a short window twice, without and with the new id, and releases the difference: what a token adds
     depends on its neighbours (leading spaces, bytes of one character, joined scalars), which the last prompt
     tokens provide for the first one. The method of the text-generation servers TGI and vLLM; the cost of a
-    token does not depend on the length of the text.
+    token does not depend on the length of the text. `num_chars` counts the characters released so far.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], prompt: Sequence[int] = ()) -> None:
         self._decode = decode
         self._window = list(prompt[-PRIME_TOKENS:])
         self._shown = len(self._window)  # ids of the window whose text is released
+        self.num_chars = 0
 
     def add(self, token: int) -> str:
         """Take one id; return the text it completes, or an empty string."""
@@ -81,13 +82,15 @@ class Detokenizer:
             return ""
         self._window = self._window[self._shown :]
         self._shown = len(self._window)
+        self.num_chars += len(text)
         return text
 
     def finish(self) -> str:
         """Release what is whole of the text held back; the incomplete character at its end is dropped."""
-        text = self._fresh()
+        text = self._fresh().rstrip(REPLACEMENT)
         self._shown = len(self._window)
-        return text.rstrip(REPLACEMENT)
+        self.num_chars += len(text)
+        return text
 
     def _fresh(self) -> str:
         """The window's text behind what is released already."""

@@ -81,8 +81,7 @@ class Engine:
         self.tokens = tokens_of(tokenizer, loaded.vocab_size)
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
-        line_breaks = [token for token in self.tokens.encode("\n", False) if b"\n" in self.tokens.spell(token)]
-        self._kept_by_xtc = (*sorted(loaded.eos_token_ids), *line_breaks)
+        self._end_tokens = loaded.eos_token_ids
         if verdict is None:
             self._forward, verdict = probe(loaded.model, loaded.vocab_size)
         else:
@@ -293,8 +292,13 @@ class Engine:
         )
 
     def _sampler_state(self, sampling: Sampling) -> SamplerState:
+        """What is known of the vocabulary, for the stages that ask for it."""
         breakers = self.tokens.breakers(sampling.dry_sequence_breakers) if sampling.is_dry else {}
-        return SamplerState.of(sampling, breakers, self._kept_by_xtc if sampling.xtc_probability > 0 else ())
+        excepted: list[int] = []
+        if sampling.xtc_probability > 0:
+            broken = self.tokens.encode("\n", False)
+            excepted = [*sorted(self._end_tokens), *(i for i in broken if b"\n" in self.tokens.spell(i))]
+        return SamplerState.of(sampling, breakers, excepted)
 
     def prefill(self, pieces: Iterable[Piece]) -> list[Event]:
         """Store the pieces; a row whose last piece this is gets its first token."""

@@ -49,17 +49,6 @@ async def test_the_stream_folds_to_the_answer(tiny: Path, path: str) -> None:
                 assert entry["logprobs"] is None or any(entry["logprobs"].values())
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-async def test_nothing_is_told_that_is_not_asked_for(tiny: Path, path: str) -> None:
-    """Case 12: null, and never an empty object."""
-    async with served(tiny) as service:
-        for nothing in ({}, {"logprobs": None}, {"logprobs": False}):
-            [choice] = (await service.answer(path, BODIES[path] | nothing))["choices"]
-            stream = await service.stream(path, BODIES[path] | nothing)
-            assert choice["logprobs"] is None
-            assert [entry["logprobs"] for entry in stream.entries()] == [None] * len(stream.entries())
-
-
 @pytest.mark.parametrize("stop", [[], [": stop"], ["€"], ["top, a", "never"], ["on"], ["n"]], ids=str)
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_tokens_are_told_with_their_text(tiny: Path, path: str, stop: list[str]) -> None:

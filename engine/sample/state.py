@@ -1,5 +1,6 @@
 """What the sampler step keeps and needs of one row. Plain numbers; no arrays."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +31,12 @@ class SamplerState:
         return cls(2 * sampling.mirostat_tau, breakers or {}, tuple(excepted))
 
     def observe(self, sampling: Sampling, surprise: float) -> None:
-        """Take into account how surprising the drawn token was, in bits: mirostat's feedback."""
-        self.mu -= sampling.mirostat_eta * (surprise - sampling.mirostat_tau)
+        """Take into account how surprising the drawn token was, in bits: mirostat's feedback.
+
+        A token that could not have been drawn says nothing.
+        """
+        if math.isfinite(surprise):
+            self.mu -= sampling.mirostat_eta * (surprise - sampling.mirostat_tau)
 
 
 @dataclass(frozen=True, slots=True)

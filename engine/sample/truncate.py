@@ -117,7 +117,7 @@ def _xtc(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         spared = mx.zeros((len(draws), vocab_size + 1), mx.bool_)
         removed = removed & ~mx.put_along_axis(spared, excepted, mx.array(True), axis=-1)[:, :vocab_size]
     left = ((logits > -mx.inf) & ~removed).sum(axis=-1, keepdims=True)
-    enough = left >= column([draw.sampling.min_keep for draw in draws])
+    enough = left >= column(_least(draws, logits.shape[-1]))
     return mx.where(removed & enough, -mx.inf, logits)
 
 

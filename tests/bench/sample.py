@@ -1,13 +1,12 @@
 """What each stage of the sampler step costs, over a whole vocabulary: the step with it, in milliseconds.
 
-Medians. The logits are there before; a step of the model is not part of it. Penalties and mirostat have the
+The best of all repeats. The logits are there before; a step of the model is not part of it. Penalties and mirostat have the
 state of a row with a full window.
 
-python -m tests.bench.sample [--vocab 49152] [--rows 1 8] [--repeats 15]
+python -m tests.bench.sample [--vocab 49152] [--rows 1 8] [--repeats 50]
 """
 
 import argparse
-import statistics
 import time
 
 import mlx.core as mx
@@ -46,7 +45,7 @@ def rows_of(sampling: Sampling, count: int) -> list[Row]:
 
 def milliseconds(logits: mx.array, rows: list[Row], wanted: int | None, repeats: int) -> float:
     taken = []
-    for _ in range(repeats + 2):
+    for _ in range(repeats):
         started_s = time.perf_counter()
         draws = [draw_of(row) for row in rows]
         tokens = sample(logits, draws)
@@ -54,14 +53,14 @@ def milliseconds(logits: mx.array, rows: list[Row], wanted: int | None, repeats:
         mx.eval(tokens, measures.arrays)
         measures.read(tokens.tolist())
         taken.append((time.perf_counter() - started_s) * 1000)
-    return statistics.median(taken[2:])
+    return min(taken)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=49152)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--repeats", type=int, default=50)
     asked = parser.parse_args()
     print(f"kernels: {native.said(native.start())}; vocabulary {asked.vocab}")
     arms = {name: (Sampling(**{"temperature": 1.0, **options}), None) for name, options in STAGES.items()}

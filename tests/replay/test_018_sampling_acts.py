@@ -24,11 +24,12 @@ NARROW: list[dict[str, Any]] = [
 ]
 WIDE: list[dict[str, Any]] = [
     {"top_k": 100000},
-    {"min_keep": 100000, "top_k": 1},
+    {"min_keep": 10**30, "top_k": 1, "xtc_probability": 1.0},
+    {"min_keep": 100000, "top_p": 0.0, "min_p": 1.0},
     {"typical_p": 1.0, "top_p": 1.0, "min_p": 0.0},
     {"top_n_sigma": 100.0},
     {"xtc_probability": 1.0, "xtc_threshold": 0.5},
-    {"dry_multiplier": 1.0, "dry_allowed_length": 1000},
+    {"dry_multiplier": 1.0, "dry_allowed_length": 10**30},
     {"dynatemp_range": 0.0, "dynatemp_exponent": 3.0},
 ]
 LANES = [(no_batch, streamed) for no_batch in (True, False) for streamed in (True, False)]

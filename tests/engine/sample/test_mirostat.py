@@ -84,6 +84,14 @@ def test_the_surprise_of_what_is_drawn_averages_the_target(version, tau, scale):
     assert abs(np.mean(seen[200:]) - tau) < 0.1
 
 
+def test_what_could_not_have_been_drawn_steers_nothing():
+    sampling = Sampling(mirostat=2)
+    state = SamplerState.of(sampling)
+    for surprise in (math.inf, math.nan):
+        state.observe(sampling, surprise)
+    assert state.mu == 2 * sampling.mirostat_tau
+
+
 def test_mirostat_takes_the_place_of_truncations_and_of_nothing_else():
     row = logits(seed=2)
     plain, narrow = (

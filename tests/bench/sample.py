@@ -1,7 +1,6 @@
 """What each stage of the sampler step costs, over a whole vocabulary: the step with it, in milliseconds.
 
-The best of all repeats. The logits are there before; a step of the model is not part of it. Penalties and mirostat have the
-state of a row with a full window.
+The best of all repeats. The logits are there before; a step of the model is not part of it. Windows are full.
 
 python -m tests.bench.sample [--vocab 49152] [--rows 1 8] [--repeats 50]
 """

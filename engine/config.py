@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from engine.errors import ConfigError
-from engine.request import Sampling
+from engine.request import Loops, Sampling
 from engine.size import AUTO, Bound, Size
 
 STORAGE_BACKENDS = ("auto", "dense", "paged")
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 GREEDY = Sampling(temperature=0.0)
+LOOPS = (1, 20, 12)  # shortest, longest and count of what is a loop, where only "on" is said
 SERVE_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 
@@ -172,6 +173,11 @@ class EngineConfig:
         None, "default penalty on recent tokens; 1: off", minimum=0.01, maximum=100
     )
     seed: int | None = setting(None, "default seed; not given: every request draws its own", minimum=0)
+    loop_detection: str = setting(
+        "off",
+        "end answers that go round in circles; MIN,MAX,COUNT: when COUNT times the same MIN to MAX tokens came in "
+        f"a row; on: {','.join(map(str, LOOPS))}",
+    )
     fallback_sampling: Sampling = GREEDY
 
     def __post_init__(self) -> None:
@@ -182,6 +188,23 @@ class EngineConfig:
             raise ConfigError("n_predict", "n_predict must be -1 (no bound) or at least 1, not 0")
         if self.no_batch and self.parallel > 1:
             raise ConfigError("no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}")
+        _ = self.loops  # for what it raises
+
+    @property
+    def loops(self) -> Loops | None:
+        """When an answer is a loop where a request does not say. Raises ConfigError."""
+        if self.loop_detection in ("off", "on"):
+            return Loops(*LOOPS) if self.loop_detection == "on" else None
+        try:
+            shortest, longest, count = map(int, self.loop_detection.split(","))
+        except ValueError:
+            shortest = longest = count = 0
+        if not (1 <= shortest <= longest <= 512 and 2 <= count <= 1000):
+            raise ConfigError(
+                "loop_detection",
+                f"loop_detection must be off, on or MIN,MAX,COUNT (such as 1,20,12), not {self.loop_detection}",
+            )
+        return Loops(shortest, longest, count)
 
     def context_length(self, of_model: int) -> int:
         """The context in tokens for a model made for `of_model` of them. Raises ConfigError when more is asked."""

@@ -21,12 +21,13 @@ from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
 from engine.plan import Held, Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_of, probe
-from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling
+from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, TokenLogprob
 from engine.room import Room
 from engine.sample.chain import sample
-from engine.sample.state import Draw, draw_of
+from engine.sample.measure import Measures, measure
+from engine.sample.state import Draw, SamplerState, draw_of
 from engine.text.template import ChatTemplate
-from engine.text.tokens import Tokens
+from engine.text.tokens import tokens_of
 from engine.verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A submitted forward: its pieces, the rows that get a token from it, and the unread tokens `[B]`.
+    """A submitted forward: its pieces, the rows that get a token from it, the unread tokens `[B]`, and what is
+    told of them.
 
     `hits` are the places among the rows of those that are to be verified, with their draws and logits `[vocab]`.
     """
@@ -44,6 +46,7 @@ class _InFlight:
     pieces: tuple[Piece, ...]
     rows: tuple[Row, ...]
     tokens: mx.array
+    measures: Measures
     hits: tuple[tuple[int, Draw, mx.array], ...] = ()
 
 
@@ -68,16 +71,10 @@ class Engine:
         self.vocab_size = loaded.vocab_size
         self.default_sampling: Sampling = config.default_sampling(loaded.sampling)
         tokenizer = loaded.tokenizer
-        self.tokens = Tokens(
-            encode=lambda text, add_special: list(tokenizer.encode(text, add_special_tokens=add_special)),
-            decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
-            vocab_size=loaded.vocab_size,
-            longest_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
-            bos=tokenizer.bos_token or "",
-            eos=tokenizer.eos_token or "",
-        )
+        self.tokens = tokens_of(tokenizer, loaded.vocab_size)
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
+        self._end_tokens = loaded.eos_token_ids
         if verdict is None:
             self._forward, verdict = probe(loaded.model, loaded.vocab_size)
         else:
@@ -194,7 +191,17 @@ class Engine:
             limit_tokens=min(bounds),
             seed=secrets.randbits(64) if seed is None else seed,
             text=self._finish.open(request),
+            sampler=self._sampler_state(request.sampling),
         )
+
+    def _sampler_state(self, sampling: Sampling) -> SamplerState:
+        """What is known of the vocabulary, for the stages that ask for it."""
+        breakers = self.tokens.breakers(sampling.dry_sequence_breakers) if sampling.is_dry else {}
+        excepted: list[int] = []
+        if sampling.xtc_probability > 0:
+            broken = self.tokens.encode("\n", False)
+            excepted = [*sorted(self._end_tokens), *(i for i in broken if b"\n" in self.tokens.spell(i))]
+        return SamplerState.of(sampling, breakers, excepted)
 
     def prefill(self, pieces: Iterable[Piece]) -> list[Event]:
         """Store the pieces; a row whose last piece this is gets its first token."""
@@ -247,9 +254,11 @@ class Engine:
         for piece in flying.pieces:
             self._events.append(Progress(piece.row, piece.stop, len(piece.row.prefill_tokens)))
             self.prompts.stored(piece.row)
-        for row, token in zip(flying.rows, tokens, strict=True):
+        for row, token, measured in zip(flying.rows, tokens, flying.measures.read(tokens), strict=True):
             if row.finish_reason is None:
-                self._events.append(self._finish_row(row, token, now_s))
+                self._events.append(self._finish_row(row, token, now_s, measured.logprob))
+                if measured.surprise is not None:
+                    row.sampler.observe(row.request.sampling, measured.surprise)
         for i, draw, logits in flying.hits:
             self.verifier.take(flying.rows[i], draw, logits, tokens[i])
         for row in flying.rows:
@@ -264,9 +273,9 @@ class Engine:
         events, self._events = self._events, []
         return events
 
-    def _finish_row(self, row: Row, token: int, now_s: float) -> Event:
+    def _finish_row(self, row: Row, token: int, now_s: float, logprob: TokenLogprob | None) -> Event:
         try:
-            return self._finish.finish(row, token, now_s)
+            return self._finish.finish(row, token, now_s, logprob)
         except Exception as fault:
             log.exception("the finish step failed for request %s", row.request.id)
             row.finish_reason = "cancelled"  # so that no step takes it up again
@@ -371,17 +380,19 @@ class Engine:
             draws.append(draw_of(row, ahead=0 if unread is None else 1))
         logits = self._forward.run(spans)
         drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)
+        measures = measure(logits, drawn, draws, [row.request.top_logprobs for row in sampled])
         hits = tuple(
             (i, draws[i], logits[i])
             for i, piece in enumerate(piece for piece in pieces if piece.is_last)
             if self.verifier.samples(piece.row)
         )
-        results = [drawn, *(row for _, _, row in hits), *(a for span in spans for a in span.storage.arrays())]
+        results = [drawn, *measures.arrays, *(row for _, _, row in hits)]
+        results += [array for span in spans for array in span.storage.arrays()]
         if self._lookahead:
             mx.async_eval(results)  # type: ignore[no-untyped-call]
         else:
             mx.eval(results)
-        return _InFlight(pieces, tuple(sampled), drawn, hits)
+        return _InFlight(pieces, tuple(sampled), drawn, measures, hits)
 
     def _open(self, row: Row, start: int) -> None:
         """Let `row` go on at `start`: with the storage it has, with an empty one, or behind adopted tokens."""

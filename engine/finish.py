@@ -1,14 +1,15 @@
 """The one finish step: what a new token means for its row.
 
-End of sequence, stop strings, the bounds on new tokens and context, and the text that may be shown by now. A
-token's text is held back while it may be the start of a stop string or is half a character. No arrays, no
-tokenizer: the decoder is given.
+End of sequence, stop strings, loops, the bounds on new tokens and context, and the text that may be shown by now.
+A token's text is held back while it may be the start of a stop string or is half a character, and its logprobs
+with it. No arrays, no tokenizer: the decoder is given.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.request import FinishReason, Output, Request, Row, Timings
+from engine.request import FinishReason, Loops, Output, Request, Row, Timings, TokenLogprob
+from engine.text.held import HeldLogprobs
 from engine.text.tokens import Detokenizer
 
 Decode = Callable[[Sequence[int]], str]
@@ -18,12 +19,18 @@ class StopMatcher:
     """Finds the first of several strings in a text that comes in pieces, whatever the pieces are.
 
     The first stop string to be complete wins, of those that end at the same place the longest. Nothing that
-    may still become one is released.
+    may still become one is released. `found` says whether one was, `num_held` how many of the characters that
+    were taken are not released.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
+        self.found = False
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Take `text`; return what is released and whether a stop string was found (it is not released)."""
@@ -33,7 +40,8 @@ class StopMatcher:
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
             _, at = min(found)
-            released, self._held = self._held[:at], ""
+            released, self._held = self._held[:at], self._held[at:]
+            self.found = True
             return released, True
         keep = max(self._overlap(stop) for stop in self._stops)
         cut = len(self._held) - keep
@@ -57,6 +65,7 @@ class RowText:
 
     detokenizer: Detokenizer
     stops: StopMatcher = field(default_factory=lambda: StopMatcher(()))
+    logprobs: HeldLogprobs = field(default_factory=HeldLogprobs)
 
 
 class FinishStep:
@@ -70,15 +79,26 @@ class FinishStep:
         """The text state of a row that is about to run."""
         return RowText(Detokenizer(self._decode, request.prompt), StopMatcher(request.stop))
 
-    def finish(self, row: Row, token: int, now_s: float) -> Output:
-        """Append `token` to `row`; set `row.finish_reason` if it was the last."""
+    def finish(self, row: Row, token: int, now_s: float, logprob: TokenLogprob | None = None) -> Output:
+        """Append `token` to `row`; set `row.finish_reason` if it was the last.
+
+        Logprobs are told of every token but the end of the sequence, and those of which a stop string leaves
+        nothing.
+        """
         assert row.finish_reason is None, "a finished row takes no more tokens"
         if not row.output:
             row.first_token_s = now_s
         row.output.append(token)
+        text: RowText = row.text
+        if logprob is not None and not self._ends(row, token):
+            text.logprobs.hold(logprob, text.detokenizer.num_chars)
         released, reason = self._judge(row, token)
+        if reason is None or text.stops.found:
+            logprobs = text.logprobs.release(text.detokenizer.num_chars - text.stops.num_held)
+        else:
+            logprobs = text.logprobs.release_all()
         if reason is None:
-            return Output(row, token, released)
+            return Output(row, token, released, logprobs=logprobs)
         row.finish_reason = reason
         timings = Timings(
             prompt_n=len(row.request.prompt) - row.num_cached,
@@ -88,19 +108,24 @@ class FinishStep:
             cache_n=row.num_cached,
             cache_miss=row.cache_miss,
         )
-        return Output(row, token, released, reason, timings)
+        return Output(row, token, released, reason, timings, logprobs)
 
     def _judge(self, row: Row, token: int) -> tuple[str, FinishReason | None]:
         text: RowText = row.text
-        if token in self._end_tokens and not row.request.ignore_eos:
+        if self._ends(row, token):
             return self._end(text, "stop")
         released, stopped = text.stops.feed(text.detokenizer.add(token))
         if stopped:
             return released, "stop"
-        if len(row.output) >= row.limit_tokens:
-            rest, reason = self._end(text, "length")
+        looping = loops(row.output, row.request.loops)
+        if looping or len(row.output) >= row.limit_tokens:
+            rest, reason = self._end(text, "stop" if looping else "length")
             return released + rest, reason
         return released, None
+
+    def _ends(self, row: Row, token: int) -> bool:
+        """Whether `token` ends the sequence."""
+        return token in self._end_tokens and not row.request.ignore_eos
 
     @staticmethod
     def _end(text: RowText, reason: FinishReason) -> tuple[str, FinishReason]:
@@ -109,3 +134,16 @@ class FinishStep:
         if stopped:
             return released, "stop"
         return released + text.stops.flush(), reason
+
+
+def loops(tokens: Sequence[int], bounds: Loops | None) -> bool:
+    """Whether `tokens` end in a sequence that came as often in a row as `bounds` has it (as in vLLM)."""
+    if bounds is None:
+        return False
+    for size in range(bounds.min_tokens, bounds.max_tokens + 1):
+        length = size * bounds.count
+        if length > len(tokens):
+            return False
+        if tokens[-1] == tokens[-1 - size] and tokens[-length:-size] == tokens[size - length :]:
+            return True
+    return False

@@ -12,14 +12,16 @@ from engine.errors import MlxcelError
 FinishReason = Literal["stop", "length", "cancelled"]
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the first goes first
+NO_LOGPROB = -9999.0  # what stands for a logarithm of zero, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How one row draws. Every default is neutral: it switches its stage off, and temperature 0 is greedy.
 
-    The penalties look at the last `repeat_last_n` tokens of prompt and output; 0 is none of them and -1 all.
-    `logit_bias` are pairs of token id and what is added to its logit.
+    The penalties look at the last `repeat_last_n` tokens of prompt and output; 0 is none of them and -1 all. So
+    does DRY at the last `dry_penalty_last_n`. `logit_bias` are pairs of token id and what is added to its logit.
+    `mirostat` is its version, 0 for none; it takes the place of all truncations. docs/sampling.md has every stage.
     """
 
     temperature: float = 0.0
@@ -32,12 +34,62 @@ class Sampling:
     repeat_last_n: int = 64
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    min_keep: int = 0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether recent tokens are penalized for having come."""
+        penalizes = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        return penalizes and self.repeat_last_n != 0
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether tokens are penalized for going on with a repetition."""
+        return self.dry_multiplier != 0 and self.dry_penalty_last_n != 0
 
     @property
     def looks_back(self) -> bool:
         """Whether a draw depends on the tokens before it."""
-        penalizes = self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        return penalizes and self.repeat_last_n != 0
+        return self.penalizes or self.is_dry or self.mirostat != 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loops:
+    """When an answer is going round in circles: its last `count` times `n` tokens are `count` times the same `n`,
+    for an `n` from `min_tokens` to `max_tokens`.
+    """
+
+    min_tokens: int
+    max_tokens: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token, the logarithm of its probability, and the same of the most likely tokens in its place, best first.
+
+    They are the model's own: before bias, penalties, masks, truncations and temperature. `offset` counts the
+    characters of the answer before the token's text.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +102,7 @@ class Request:
     `cache_salt` share nothing with this one; what one with a `prompt_cache_key` uses is kept for longer than what
     others do. `boundaries` are the prompt lengths, ascending, at which a conversation's turns begin, its whole
     length the last: where results depend on the cut, a prompt is cut there, so that the next turn can go on there.
+    `top_logprobs` asks for the logprob of each new token, and of that many in its place. `loops` ends an answer.
     """
 
     id: str
@@ -64,6 +117,8 @@ class Request:
     cache_salt: str = ""
     prompt_cache_key: str = ""
     boundaries: tuple[int, ...] = ()
+    top_logprobs: int | None = None
+    loops: Loops | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -74,13 +129,15 @@ class Row:
     `num_cached` are prompt tokens that were not computed for it when it first ran. `cache_miss` is the index of
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
-    `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step.
+    `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step,
+    `sampler` (what draws know of the draws before) to the sampler step.
     """
 
     request: Request
     limit_tokens: int
     seed: int
     text: Any
+    sampler: Any = None
     storage: Any = None
     cursor: int = 0
     num_cached: int = 0
@@ -176,13 +233,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One new token, and the text it released (often empty). The last one carries the reason and the timings."""
+    """One new token, and the text it released (often empty). The last one carries the reason and the timings.
+
+    `logprobs` are of the tokens whose text was released, where they are asked for.
+    """
 
     row: Row
     token: int
     text: str
     finish_reason: FinishReason | None = None
     timings: Timings | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

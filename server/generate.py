@@ -13,9 +13,20 @@ from typing import Any
 
 from engine.errors import ContextLengthExceeded, NeverFits, RequestError
 from engine.loop import ServedModel
-from engine.request import FinishReason, Output, Priority, Progress, Request, Sampling, Timings
+from engine.request import (
+    FinishReason,
+    Loops,
+    Output,
+    Priority,
+    Progress,
+    Request,
+    Sampling,
+    Timings,
+    TokenLogprob,
+)
 from engine.text.tokens import REPLACEMENT
 from server.bridge import Bridge, Events
+from server.logprobs import Logprobs, Spell
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +68,7 @@ class Prefilled:
     total: int
 
 
-AnswerPiece = Text | Finish | Prefilled
+AnswerPiece = Text | Logprobs | Finish | Prefilled
 
 
 @dataclass(slots=True)
@@ -117,16 +128,28 @@ class Usage:
 class Answer:
     """One submission under way: iterate its pieces, or fold them. `close` cancels what still runs.
 
-    `message_at` is that of its prompt, off the event loop.
+    `message_at` is that of its prompt, off the event loop. `spell` gives a token's bytes; `logprobs` are those of
+    each choice's tokens once it is folded, None where nobody asked.
     """
 
     def __init__(
-        self, events: Events, usage: Usage, num_choices: int, message_at: Callable[[int], Awaitable[int | None]]
+        self,
+        events: Events,
+        usage: Usage,
+        num_choices: int,
+        message_at: Callable[[int], Awaitable[int | None]],
+        spell: Spell,
+        *,
+        with_logprobs: bool,
     ) -> None:
         self._events = events
         self.usage = usage
         self.num_choices = num_choices
         self._message_at = message_at
+        self.spell = spell
+        self.logprobs: list[list[TokenLogprob]] | None = (
+            [[] for _ in range(num_choices)] if with_logprobs else None
+        )
 
     async def pieces(self) -> AsyncIterator[AnswerPiece]:
         """The answer as it comes. Raises what made it fail.
@@ -139,10 +162,12 @@ class Answer:
                 case Progress(done=done, total=total):
                     if choice not in begun:
                         yield Prefilled(done, total)
-                case Output(text=text, finish_reason=reason, timings=timings):
+                case Output(text=text, finish_reason=reason, timings=timings, logprobs=logprobs):
                     begun.add(choice)
                     self.usage.completion_tokens += 1
                     self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
+                    if logprobs:
+                        yield Logprobs(choice, logprobs)
                     if text:
                         yield Text(choice, text)
                     if reason is not None and timings is not None:
@@ -160,6 +185,9 @@ class Answer:
             match piece:
                 case Text(choice=choice, text=text):
                     texts[choice].append(text)
+                case Logprobs(choice=choice, tokens=tokens):
+                    assert self.logprobs is not None, "logprobs come where they were asked for"
+                    self.logprobs[choice] += tokens
                 case Finish(choice=choice, reason=reason):
                     reasons[choice] = reason
         return [("".join(text), reason) for text, reason in zip(texts, reasons, strict=True)]
@@ -236,6 +264,8 @@ def start(
     cache_prompt: bool = True,
     cache_salt: str = "",
     prompt_cache_key: str = "",
+    top_logprobs: int | None = None,
+    loops: Loops | None = None,
 ) -> Answer:
     """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
 
@@ -261,6 +291,8 @@ def start(
                 cache_salt,
                 prompt_cache_key,
                 prompted.boundaries,
+                top_logprobs=top_logprobs,
+                loops=loops,
             )
             for choice in range(num_choices)
         ]
@@ -270,7 +302,8 @@ def start(
         return await bridge.text_work(lambda: prompted.message_at(token))
 
     usage = Usage(sum(len(ids) for ids in prompted.ids), num_choices)
-    return Answer(events, usage, len(requests), message_at)
+    with_logprobs = top_logprobs is not None
+    return Answer(events, usage, len(requests), message_at, model.tokens.spell, with_logprobs=with_logprobs)
 
 
 def _check_count(bridge: Bridge, num_prompts: int, num_choices: int) -> None:

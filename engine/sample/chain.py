@@ -1,17 +1,21 @@
 """The one sampler step: logits of all rows to one token each, with per-row parameters.
 
-Order: logit bias, penalties, truncations on the untempered distribution (top-k, then top-p over what it left,
-min-p), temperature, draw. Greedy rows take the argmax. A stage that no row uses costs nothing, and no row's token
-depends on another row: truncations are thresholds on values, so ties and the company's parameters do not matter.
+Order: logit bias, penalties, truncations on the untempered distribution or mirostat in their place, temperature,
+draw. Greedy rows take the argmax of what the penalties leave. A stage that no row uses costs nothing, and no row's
+token depends on another row. docs/sampling.md has the stages with their sources.
 """
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
 
 from engine.kernels import native
-from engine.request import Sampling
+from engine.sample.mirostat import bounded
+from engine.sample.penalties import biased, penalized
+from engine.sample.rows import column, for_rows
 from engine.sample.state import Draw
+from engine.sample.truncate import truncated
 
 GREEDY_BELOW = 1e-5  # at lower temperatures float32 knows no second candidate, or overflows
 
@@ -23,105 +27,67 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     Maddison et al. 2014); noise is indexed by token id.
     """
     assert logits.shape[0] == len(draws), "one draw for each row of logits"
-    logits = _penalize(_bias(logits, draws), draws)
+    logits = _adjusted(logits, draws)
     greedy = native.argmax(logits)
-    drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW]
+    drawn = [i for i, draw in enumerate(draws) if not is_greedy(draw)]
     if not drawn:
         return greedy
+    own = [draws[i] for i in drawn]
     rows = logits[mx.array(drawn)].astype(mx.float32)
-    settings = [draws[i].sampling for i in drawn]
-    keys = mx.array([draws[i].key for i in drawn], mx.uint32)
-    temperature = _column([setting.temperature for setting in settings])
-    tokens = mx.argmax(_truncate(rows, settings) / temperature + _noise(keys, rows.shape[-1]), axis=-1)
+    rows = for_rows(rows, own, lambda draw: draw.sampling.mirostat == 0, truncated)
+    rows = bounded(rows, own)
+    keys = mx.array([draw.key for draw in own], mx.uint32)
+    tokens = mx.argmax(rows / _temperature(rows, own) + _noise(keys, rows.shape[-1]), axis=-1)
     if len(drawn) == len(draws):
         return tokens.astype(mx.int32)
     return mx.put_along_axis(greedy, mx.array(drawn), tokens.astype(mx.int32), axis=0)
 
 
-def _bias(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Add what the rows' requests ask to add to the logits of single tokens."""
-    rows = [i for i, draw in enumerate(draws) if draw.sampling.logit_bias]
-    if not rows:
-        return logits
-    pairs = [dict(draws[i].sampling.logit_bias) for i in rows]
-    ids, added = _table([list(p) for p in pairs]), _table([list(p.values()) for p in pairs])
-    own = logits[mx.array(rows)].astype(mx.float32)
-    return _with_rows(logits, rows, mx.put_along_axis(own, ids, mx.take_along_axis(own, ids, axis=-1) + added, -1))
+def surprises(logits: mx.array, tokens: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """How surprising each row's token `[B]` was, in bits `[B]`, by the distribution that truncations judge."""
+    logits = _adjusted(logits, draws).astype(mx.float32)
+    own = mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+    return (mx.logsumexp(logits, axis=-1) - own) / math.log(2)
 
 
-def _penalize(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
-    """Lower the logits of recent tokens.
+def is_greedy(draw: Draw) -> bool:
+    """Whether the draw is the argmax."""
+    return draw.sampling.temperature < GREEDY_BELOW
 
-    Repetition divides positive logits and multiplies negative ones (Keskar et al. 2019); frequency takes off its
-    value for every occurrence, presence once (OpenAI).
+
+def _adjusted(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """The logits that all else judges: what the model says, moved by what the requests ask."""
+    return penalized(biased(logits, draws), draws)
+
+
+def _temperature(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """What each row's logits are divided by: `[B, 1]`.
+
+    A dynamic temperature lies within its range of the request's, the higher the nearer the entropy of what may be
+    drawn is to the largest it could have (kalomaze 2023; as in llama.cpp).
     """
-    rows = [i for i, draw in enumerate(draws) if draw.recent]
+
+    def dynamic(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+        settings = [draw.sampling for draw in draws]
+        low = column([max(s.temperature - s.dynatemp_range, 0.0) for s in settings])
+        high = column([s.temperature + s.dynatemp_range for s in settings])
+        log_p = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        entropy = -mx.where(log_p > -mx.inf, mx.exp(log_p) * log_p, 0.0).sum(axis=-1, keepdims=True)
+        count = (logits > -mx.inf).sum(axis=-1, keepdims=True)
+        share = mx.clip(entropy / mx.log(mx.maximum(count, 2)), 0.0, 1.0)
+        return mx.maximum(
+            low + (high - low) * share ** column([s.dynatemp_exponent for s in settings]), GREEDY_BELOW
+        )
+
+    fixed = column([draw.sampling.temperature for draw in draws])
+    rows = [i for i, draw in enumerate(draws) if draw.sampling.dynatemp_range > 0]
     if not rows:
-        return logits
-    settings = [draws[i].sampling for i in rows]
-    recent = [draws[i].recent for i in rows]
-    ids, counts = _table([list(r) for r in recent]), _table([list(r.values()) for r in recent])
-    own = logits[mx.array(rows)].astype(mx.float32)
-    values = mx.take_along_axis(own, ids, axis=-1)
-    repetition = _column([s.repetition_penalty for s in settings])
-    values = mx.where(values > 0, values / repetition, values * repetition)
-    values = values - counts * _column([s.frequency_penalty for s in settings])
-    values = values - _column([s.presence_penalty for s in settings])
-    return _with_rows(logits, rows, mx.put_along_axis(own, ids, values, axis=-1))
-
-
-def _table(lists: Sequence[list[float]]) -> mx.array:
-    """Lists of different lengths side by side; the shorter ones repeat their last entry, which changes nothing."""
-    longest = max(map(len, lists))
-    return mx.array([entries + entries[-1:] * (longest - len(entries)) for entries in lists])
-
-
-def _with_rows(logits: mx.array, rows: Sequence[int], own: mx.array) -> mx.array:
-    """`logits` in float32 with the rows `rows` replaced by `own`."""
-    if len(rows) == logits.shape[0]:
-        return own
-    replaced = logits.astype(mx.float32)
-    replaced[mx.array(list(rows))] = own
-    return replaced
+        return fixed
+    moved = dynamic(logits[mx.array(rows)], [draws[i] for i in rows])
+    return mx.put_along_axis(fixed, mx.array(rows)[:, None], moved, axis=0)
 
 
 def _noise(keys: mx.array, vocab_size: int) -> mx.array:
     """Gumbel noise `[B, vocab]`, each row from its own key."""
     noise: mx.array = mx.vmap(lambda key: mx.random.gumbel(shape=(vocab_size,), key=key))(keys)
     return noise
-
-
-def _truncate(logits: mx.array, settings: Sequence[Sampling]) -> mx.array:
-    """Put minus infinity where a row's truncations allow no token."""
-    floors = []
-    if any(0 < s.top_k < logits.shape[-1] or s.top_p < 1 for s in settings):
-        floors.append(_ranked_floor(logits, settings))
-    if any(s.min_p > 0 for s in settings):
-        ratio = _column([s.min_p for s in settings])
-        floors.append(logits.max(axis=-1, keepdims=True) + mx.log(ratio))
-    for floor in floors:
-        logits = mx.where(logits >= floor, logits, -mx.inf)
-    return logits
-
-
-def _ranked_floor(logits: mx.array, settings: Sequence[Sampling]) -> mx.array:
-    """The smallest logit that top-k and top-p keep in each row: `[B, 1]`.
-
-    Top-p keeps the fewest of the k largest whose mass reaches p of theirs, and always the largest.
-    """
-    vocab_size = logits.shape[-1]
-    limits = [s.top_k if 0 < s.top_k < vocab_size else vocab_size for s in settings]
-    most = max(limits)
-    largest = logits if most == vocab_size else mx.topk(logits, most, axis=-1)
-    largest = mx.sort(largest, axis=-1)[:, ::-1]
-    in_top_k = mx.arange(most)[None] < _column(limits)
-    mass = mx.where(in_top_k, mx.exp(largest - largest[:, :1]), 0.0)
-    until = mx.cumsum(mass, axis=-1)
-    top_p = _column([s.top_p for s in settings])
-    in_top_p = (top_p >= 1) | (until - mass < top_p * until[:, -1:])
-    kept = (in_top_k & in_top_p).sum(axis=-1, keepdims=True)
-    return mx.take_along_axis(largest, mx.maximum(kept, 1) - 1, axis=-1)
-
-
-def _column(values: Sequence[float]) -> mx.array:
-    return mx.array(list(values))[:, None]

@@ -1,13 +1,15 @@
 """`POST /v1/chat/completions`, in OpenAI's shapes."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.request import FinishReason
+from engine.request import FinishReason, TokenLogprob
 from server.generate import Answer, chat_prompt
+from server.logprobs import Spell, chat_body
 from server.routes.common import (
     Dialect,
     begun,
@@ -35,6 +37,9 @@ class ChatDialect(Dialect):
         message = {"role": "assistant", "content": text}
         return {"index": choice, "message": message, "logprobs": None, "finish_reason": reason}
 
+    def logprobs(self, tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
+        return chat_body(tokens, spell)
+
 
 def _delta(choice: int, delta: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
     return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
@@ -57,6 +62,6 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
             tools=body.tools if body.tool_choice == "auto" else (),
             arguments=body.chat_template_kwargs,
         )
-        return begun(service, model, dialect, body, prompted, priority)
+        return await begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

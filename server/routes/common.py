@@ -4,7 +4,7 @@ import functools
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,11 +13,12 @@ from starlette.types import ASGIApp
 
 from engine.errors import RequestError
 from engine.loop import ServedModel
-from engine.request import PRIORITIES, FinishReason, Priority
+from engine.request import PRIORITIES, FinishReason, Priority, TokenLogprob
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
 from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, start
+from server.logprobs import Logprobs, Spell
 from server.record import record_of
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
@@ -113,6 +114,10 @@ class Dialect:
         """One entry of the whole answer's `choices`."""
         raise NotImplementedError
 
+    def logprobs(self, tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
+        """The `logprobs` of an entry, for the tokens of its text."""
+        raise NotImplementedError
+
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {**self._named, "object": self.chunk_object, "choices": list(choices), **more}
 
@@ -129,19 +134,28 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
     for choice in range(answer.num_choices):
         if (opening := dialect.opening(choice)) is not None:
             yield dialect.chunk(opening)
+    waiting: dict[int, tuple[TokenLogprob, ...]] = {}  # logprobs, for the next chunk of their choice
+
+    def chunk(entry: dict[str, Any]) -> dict[str, Any]:
+        if tokens := waiting.pop(entry["index"], ()):
+            entry["logprobs"] = dialect.logprobs(tokens, answer.spell)
+        return dialect.chunk(entry)
+
     async for piece in answer.pieces():
         match piece:
+            case Logprobs(choice=choice, tokens=tokens):
+                waiting[choice] = waiting.get(choice, ()) + tokens
             case Text(choice=choice, text=text):
-                yield dialect.chunk(dialect.said(choice, text, None))
+                yield chunk(dialect.said(choice, text, None))
             case Finish(choice=choice, reason=reason):
-                yield dialect.chunk(dialect.said(choice, "", reason))
+                yield chunk(dialect.said(choice, "", reason))
             case Prefilled(done=done, total=total):
                 yield Comment(f"prefill {done}/{total}")
     if include_usage:
         yield dialect.chunk(**_counted(answer.usage))
 
 
-def begun(
+async def begun(
     service: Service,
     model: ServedModel,
     dialect: Dialect,
@@ -150,12 +164,15 @@ def begun(
     priority: Priority,
 ) -> Answer:
     """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
+    sampling = body.sampling(model.default_sampling)
+    if sampling.is_dry:  # the engine asks for the same and then need not look through the vocabulary
+        await service.bridge.text_work(lambda: model.tokens.breakers(sampling.dry_sequence_breakers))
     return start(
         service.bridge,
         model,
         dialect.request_id,
         prompted,
-        body.sampling(model.default_sampling),
+        sampling,
         max_tokens=body.bound(),
         stop=body.stops(),
         ignore_eos=body.ignore_eos,
@@ -164,6 +181,8 @@ def begun(
         cache_prompt=body.cache_prompt,
         cache_salt=body.cache_salt,
         prompt_cache_key=body.prompt_cache_key,
+        top_logprobs=body.num_logprobs(),
+        loops=body.loops(service.config.engine.loops),
     )
 
 
@@ -190,4 +209,7 @@ async def respond(
         choices = await unless_gone(request.receive, answer.fold())
     finally:
         answer.close()
-    return json_response(dialect.whole(choices, answer.usage), headers=headers)
+    whole = dialect.whole(choices, answer.usage)
+    for entry, tokens in zip(whole["choices"], answer.logprobs or (), strict=False):
+        entry["logprobs"] = dialect.logprobs(tokens, answer.spell)
+    return json_response(whole, headers=headers)

@@ -1,13 +1,15 @@
 """`POST /v1/completions`, in OpenAI's shapes: raw continuation, no chat template."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.request import FinishReason
+from engine.request import FinishReason, TokenLogprob
 from server.generate import Answer, text_prompts
+from server.logprobs import Spell, completion_body
 from server.routes.common import (
     Dialect,
     begun,
@@ -31,6 +33,9 @@ class CompletionDialect(Dialect):
     def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
         return self.said(choice, text, reason)
 
+    def logprobs(self, tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
+        return completion_body(tokens, spell)
+
 
 async def completions(request: Request) -> Response | ASGIApp:
     service = service_of(request)
@@ -44,6 +49,6 @@ async def completions(request: Request) -> Response | ASGIApp:
     async def begin() -> Answer:
         model = await service.bridge.model()
         prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
-        return begun(service, model, dialect, body, prompted, priority)
+        return await begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

@@ -95,16 +95,13 @@ def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:
+    """By llama-server's names. Sequence breakers are texts of the request's, and left out."""
+    said = dataclasses.asdict(sampling)
+    del said["dry_sequence_breakers"]
     return {
+        "repeat_penalty": said.pop("repetition_penalty"),
+        **said,
         "seed": -1 if sampling.seed is None else sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_last_n": sampling.repeat_last_n,
-        "repeat_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
         "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias],
     }
 

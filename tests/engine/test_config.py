@@ -6,6 +6,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.request import Loops
 
 
 @pytest.mark.parametrize(
@@ -29,12 +30,24 @@ from engine.errors import ConfigError
         ("seed", -1),
         ("cache_dtype", "float8"),
         ("kv_admission_watermark", 0.6),
+        ("loop_detection", "maybe"),
+        ("loop_detection", "1,20"),
+        ("loop_detection", "3,2,12"),
+        ("loop_detection", "1,20,1"),
     ],
 )
 def test_a_setting_out_of_bounds_is_named(tmp_path, setting, value):
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=tmp_path, **{setting: value})
     assert caught.value.setting == setting
+
+
+def test_loops_are_looked_for_where_that_is_said(tmp_path):
+    def loops(said):
+        return EngineConfig(model=tmp_path, loop_detection=said).loops
+
+    assert EngineConfig(model=tmp_path).loops is None
+    assert (loops("off"), loops("on"), loops("2,3,4")) == (None, Loops(1, 20, 12), Loops(2, 3, 4))
 
 
 def test_one_at_a_time_and_several_at_once_contradict(tmp_path):

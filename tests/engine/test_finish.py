@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.finish import FinishStep, StopMatcher
-from engine.request import Request, Row
+from engine.finish import FinishStep, StopMatcher, loops
+from engine.request import Loops, Request, Row, TokenLogprob
 
 END = 0
 
@@ -94,3 +94,77 @@ def test_stop_matching_does_not_depend_on_the_chunks(chunks, stops):
         if stopped:
             break
     assert (released + ("" if stopped else matcher.flush()), stopped) == reference("".join(chunks), stops)
+
+
+def told(text, *, end=False, max_tokens=1000, stop=()):
+    """The pieces with the tokens whose logprobs came with them, the rest of the answer's, and the offsets."""
+    step = FinishStep(lambda ids: bytes(ids).decode(errors="replace"), frozenset({END}))
+    request = Request("r", (65,), max_tokens=max_tokens, stop=stop, top_logprobs=0)
+    row = Row(request, max_tokens, 0, step.open(request))
+    pieces, offsets = [], []
+    for token in [*text.encode(), *[END] * end]:
+        output = step.finish(row, token, 1.0, TokenLogprob(token, -0.5))
+        pieces.append((output.text, bytes(logprob.token for logprob in output.logprobs)))
+        offsets += [logprob.offset for logprob in output.logprobs]
+        if output.finish_reason:
+            break
+    return pieces, offsets
+
+
+def test_logprobs_come_with_the_text_of_their_token():
+    assert told("Hi", end=True) == ([("H", b"H"), ("i", b"i"), ("", b"")], [0, 1])
+    assert told("aéb", max_tokens=4)[0] == [("a", b"a"), ("", b""), ("é", "é".encode()), ("b", b"b")]
+    assert told("aéb", max_tokens=4)[1] == [0, 1, 1, 2]
+
+
+def test_logprobs_are_held_with_the_text_that_may_become_a_stop():
+    pieces, offsets = told("aSTxSTOPz", stop=("STOP",))
+    assert pieces == [("a", b"a"), ("", b""), ("", b""), ("STx", b"STx"), *[("", b"")] * 4]
+    assert offsets == [0, 1, 2, 3]
+    assert told("aST", stop=("STOP",), end=True)[0][-1] == ("ST", b"ST")
+    assert told("aST", stop=("STOP",), max_tokens=3)[0][-1] == ("ST", b"ST")
+
+
+def test_an_incomplete_character_at_the_end_has_no_text_and_logprobs_all_the_same():
+    pieces, _ = told("a€", max_tokens=3)
+    assert pieces == [("a", b"a"), ("", b""), ("", "€".encode()[:2])]
+
+
+@given(
+    text=st.text("abé€", max_size=12),
+    stops=st.lists(st.text("abé€", min_size=1, max_size=3), max_size=3),
+    max_tokens=st.integers(1, 20),
+)
+def test_logprobs_cover_the_text_and_hardly_more(text, stops, max_tokens):
+    """All that is shown is told, in order, and of what is not shown at most an incomplete character."""
+    pieces, offsets = told(text, stop=tuple(stops), max_tokens=max_tokens, end=True)
+    shown, spelled = "".join(piece for piece, _ in pieces), b"".join(tokens for _, tokens in pieces)
+    assert spelled.decode(errors="ignore").startswith(shown)
+    assert len(spelled) - len(shown.encode()) < 3
+    assert offsets == sorted(offsets)
+    assert all(offset <= len(shown) for offset in offsets)
+
+
+def loops_by_text(text, bounds):
+    return any(
+        text.endswith(text[len(text) - size :] * bounds.count) and len(text) >= size * bounds.count
+        for size in range(bounds.min_tokens, bounds.max_tokens + 1)
+    )
+
+
+@given(
+    text=st.text("ab", max_size=24), smallest=st.integers(1, 3), more=st.integers(0, 3), count=st.integers(2, 4)
+)
+def test_a_loop_is_the_same_over_and_over(text, smallest, more, count):
+    bounds = Loops(smallest, smallest + more, count)
+    assert loops([ord(c) for c in text], bounds) == loops_by_text(text, bounds)
+    assert not loops([ord(c) for c in text], None)
+
+
+def test_an_answer_that_loops_ends_and_keeps_what_it_said():
+    step = FinishStep(decode, frozenset({END}))
+    request = Request("r", (65,), loops=Loops(1, 4, 3))
+    row = Row(request, 1000, 0, step.open(request))
+    outputs = [step.finish(row, ord(c), 1.0) for c in "xabcabcabc"]
+    assert "".join(output.text for output in outputs) == "xabcabcabc"
+    assert [output.finish_reason for output in outputs] == [None] * 9 + ["stop"]

@@ -11,6 +11,27 @@ from tests.serving import COMPLETIONS, Served, served
 pytestmark = pytest.mark.anyio
 
 BODY = {"prompt": "hello", "max_tokens": 12, "ignore_eos": True}
+NARROW: list[dict[str, Any]] = [
+    {"top_p": 0.0},
+    {"top_p": 1e-6},
+    {"top_k": 1},
+    {"min_p": 1.0},
+    {"temperature": 1e-6},
+    {"top_n_sigma": 1e-6},
+    {"mirostat": 2, "mirostat_tau": 0},
+    {"mirostat": 1, "mirostat_tau": 0},
+    {"temperature": 1.0, "dynatemp_range": 1.0, "top_k": 1},
+]
+WIDE: list[dict[str, Any]] = [
+    {"top_k": 100000},
+    {"min_keep": 10**30, "top_k": 1, "xtc_probability": 1.0},
+    {"min_keep": 100000, "top_p": 0.0, "min_p": 1.0},
+    {"typical_p": 1.0, "top_p": 1.0, "min_p": 0.0},
+    {"top_n_sigma": 100.0},
+    {"xtc_probability": 1.0, "xtc_threshold": 0.5},
+    {"dry_multiplier": 1.0, "dry_allowed_length": 10**30},
+    {"dynatemp_range": 0.0, "dynatemp_exponent": 3.0},
+]
 LANES = [(no_batch, streamed) for no_batch in (True, False) for streamed in (True, False)]
 
 
@@ -29,8 +50,18 @@ async def test_every_field_acts(tiny: Path, no_batch: bool, streamed: bool) -> N
         hot = BODY | {"temperature": 1.0}
         assert len(set(await outputs(service, [hot] * 3, streamed))) == 3
         assert len(set(await outputs(service, [hot | {"seed": 7}] * 3, streamed))) == 1
-        for narrow in ({"top_p": 0.0}, {"top_p": 1e-6}, {"top_k": 1}, {"min_p": 1.0}, {"temperature": 1e-6}):
+        for narrow in NARROW:
             assert await outputs(service, [hot | {"temperature": 100.0} | narrow], streamed) == [greedy], narrow
+
+
+@pytest.mark.parametrize(("no_batch", "streamed"), LANES)
+async def test_what_allows_everything_changes_nothing(tiny: Path, no_batch: bool, streamed: bool) -> None:
+    """Bounds beyond the vocabulary are no errors either."""
+    async with served(tiny, no_batch=no_batch) as service:
+        seeded = BODY | {"temperature": 1.0, "seed": 11}
+        [plain] = await outputs(service, [seeded], streamed)
+        for wide in WIDE:
+            assert await outputs(service, [seeded | wide], streamed) == [plain], wide
 
 
 async def test_a_seed_gives_the_same_tokens_on_every_lane(tiny: Path) -> None:

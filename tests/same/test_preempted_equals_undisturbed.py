@@ -28,7 +28,11 @@ FAMILIES = (
     "qwen3_next",
     "granitemoehybrid",
 )
-SAMPLINGS = {"greedy": {}, "drawn": {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1}}
+SAMPLINGS = {
+    "greedy": {},
+    "drawn": {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.1},
+    "steered": {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 4.0, "dry_multiplier": 2.0},
+}
 
 
 def users(watched, count=NUM_USERS, *, num_new=16, base=3, **sampling):
@@ -85,7 +89,7 @@ class Lives:
         assert all(row.storage is None for row in self.scheduler.waiting), "a row that waits holds storage"
 
 
-@pytest.mark.parametrize(("sampling", "cached"), [("greedy", False), ("drawn", True)])
+@pytest.mark.parametrize(("sampling", "cached"), [("greedy", False), ("drawn", True), ("steered", True)])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_users_over_one_prefix_in_a_context_too_small_for_them(name, cached, sampling):
     watched = Watched(

@@ -44,7 +44,7 @@ def test_what_does_not_act_takes_its_neutral_value_only(name: str) -> None:
 
 
 def test_numbers_may_be_written_either_way() -> None:
-    assert completion(top_logprobs=0.0, best_of=1.0, temperature=1) == completion(temperature=1.0)
+    assert completion(top_logprobs=0.0, temperature=1) == completion(temperature=1.0)
 
 
 def test_sampling_is_what_was_asked_over_the_default() -> None:

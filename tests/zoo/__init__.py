@@ -120,6 +120,9 @@ class _Bytes:
     def get_vocab(self) -> dict[str, int]:
         return {chr(byte): byte for byte in range(256)}
 
+    def convert_ids_to_tokens(self, token: int) -> str | None:
+        return chr(token) if token < 128 else None
+
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         return bytes(token % 256 for token in ids).decode(errors="replace")
 

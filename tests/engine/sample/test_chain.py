@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from engine.request import Request, Row, Sampling
-from engine.sample.chain import _bias, _penalize, sample
+from engine.sample.chain import sample
+from engine.sample.penalties import biased, penalized
 from engine.sample.state import Draw, draw_of, noise_key
 
 VOCAB = 64
@@ -106,7 +107,7 @@ def test_noise_is_gumbel():
     assert abs(first.mean() - 0.5) < 5 * math.sqrt(0.25 / count)
 
 
-def penalized(row, sampling, tokens):
+def reference(row, sampling, tokens):
     """Bias and penalties by their definitions, one token at a time, in float64."""
     row = np.array(row, np.float64)
     for token, added in sampling.logit_bias:
@@ -143,9 +144,9 @@ def looking_back(prompt, output, **sampling):
 def test_bias_and_penalties_are_their_definitions(options, output):
     prompt = [5, 3, 9, 9, 7, 41]
     row = logits(seed=8)
-    expected = penalized(row[0], Sampling(**options), prompt + output)
+    expected = reference(row[0], Sampling(**options), prompt + output)
     one = looking_back(prompt, output, **options)
-    changed = np.array(_penalize(_bias(row, [one]), [one]))[0]
+    changed = np.array(penalized(biased(row, [one]), [one]))[0]
     assert np.allclose(changed, expected, rtol=1e-6, atol=1e-6)
     assert sample(row, [one]).item() == int(np.argmax(expected))
 
@@ -156,7 +157,7 @@ def test_penalties_touch_their_own_rows_only():
     draws.append(draw(temperature=1.0, top_k=10))
     together = sample(rows, draws).tolist()
     assert together == [sample(rows[i : i + 1], [one]).item() for i, one in enumerate(draws)]
-    plain = np.array(_penalize(_bias(rows, draws), draws))[-1]
+    plain = np.array(penalized(biased(rows, draws), draws))[-1]
     assert np.array_equal(plain, np.array(rows)[-1])
 
 

@@ -6,8 +6,8 @@ Everything here runs on the one thread that loaded the model.
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
@@ -19,7 +19,7 @@ from engine.cache.prompts import PromptCache
 from engine.cache.rows import RowStorage
 from engine.cache.sizes import block_bytes, layers_of, row_bytes, token_bytes
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ContextLengthExceeded, NeverFits, StepFailed
+from engine.errors import ConfigError, ContextLengthExceeded, MlxcelError, NeverFits, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Forward, Span
 from engine.kernels import functions, native, portable
@@ -31,6 +31,7 @@ from engine.plan import Held, Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_of, probe
 from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, Storable
 from engine.sample.chain import sample
+from engine.sample.grammar import Grammars, Masks
 from engine.sample.state import Draw, draw_of
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
@@ -45,13 +46,15 @@ Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
 class _InFlight:
     """A submitted forward: its pieces, the rows that get a token from it, and the unread tokens `[B]`.
 
-    `hits` are the places among the rows of those that are to be verified, with their draws and logits `[vocab]`.
+    `hits` are the places among the rows of those that are to be verified, with their draws and logits `[vocab]`;
+    `faults` are why rows among them get none.
     """
 
     pieces: tuple[Piece, ...]
     rows: tuple[Row, ...]
     tokens: mx.array
     hits: tuple[tuple[int, Draw, mx.array], ...] = ()
+    faults: Mapping[Row, MlxcelError] = field(default_factory=dict)
 
 
 class Engine:
@@ -85,6 +88,8 @@ class Engine:
         )
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
+        self.grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        self._masks = Masks()
         if verdict is None:
             self._forward, verdict = probe(loaded.model, loaded.vocab_size)
         else:
@@ -272,7 +277,9 @@ class Engine:
         return self.context_length if most_bytes is None else self._transient.most_tokens(start, most_bytes)
 
     def submit(self, request: Request) -> Row:
-        """A row for `request`, without arrays yet. Raises ContextLengthExceeded and NeverFits."""
+        """A row for `request`, without arrays yet. Raises ContextLengthExceeded, NeverFits, and RequestError for a
+        grammar that cannot be compiled.
+        """
         num_prompt = len(request.prompt)
         if num_prompt >= self.context_length:
             raise ContextLengthExceeded(num_prompt, self.context_length)
@@ -291,6 +298,7 @@ class Engine:
             limit_tokens=min(bounds),
             seed=secrets.randbits(64) if seed is None else seed,
             text=self._finish.open(request),
+            constraint=None if request.grammar is None else self.grammars.open(request.grammar),
         )
 
     def prefill(self, pieces: Iterable[Piece]) -> list[Event]:
@@ -310,11 +318,7 @@ class Engine:
         if tick.preempt:
             self._preempt(tick.preempt)
             return self._unheard()
-        if (
-            self._lookahead
-            and not tick.prefill
-            and not any(row.request.sampling.looks_back for row in tick.decode)
-        ):
+        if self._lookahead and not tick.prefill and not any(row.request.looks_back for row in tick.decode):
             self._run_ahead(tick.decode)
             return self._unheard()
         try:
@@ -346,7 +350,8 @@ class Engine:
             self.prompts.stored(piece.row)
         for row, token in zip(flying.rows, tokens, strict=True):
             if row.finish_reason is None:
-                self._events.append(self._finish_row(row, token, now_s))
+                fault = flying.faults.get(row)
+                self._events.append(self._fail_row(row, fault) if fault else self._finish_row(row, token, now_s))
         for i, draw, logits in flying.hits:
             self.verifier.take(flying.rows[i], draw, logits, tokens[i])
         for row in flying.rows:
@@ -364,11 +369,16 @@ class Engine:
     def _finish_row(self, row: Row, token: int, now_s: float) -> Event:
         try:
             return self._finish.finish(row, token, now_s)
+        except MlxcelError as fault:
+            return self._fail_row(row, fault)
         except Exception as fault:
             log.exception("the finish step failed for request %s", row.request.id)
-            row.finish_reason = "cancelled"  # so that no step takes it up again
-            self.release(row)
-            return Failed(row, StepFailed(f"the new token could not be turned into text: {fault}"))
+            return self._fail_row(row, StepFailed(f"the new token could not be turned into text: {fault}"))
+
+    def _fail_row(self, row: Row, error: MlxcelError) -> Failed:
+        row.finish_reason = "cancelled"  # so that no step takes it up again
+        self.release(row)
+        return Failed(row, error)
 
     def _preempt(self, rows: Sequence[Row]) -> None:
         """Take the storage of `rows`, once no step in flight holds them; what it had is kept for others, and for
@@ -441,6 +451,7 @@ class Engine:
     def close(self) -> None:
         """Drop everything; called on the engine's thread before it ends."""
         self._in_flight = None
+        self._masks.close()
         leave_thread()
 
     def abandon(self) -> tuple[tuple[Row, ...], list[Event]]:
@@ -453,20 +464,22 @@ class Engine:
         self, pieces: tuple[Piece, ...], rows: tuple[Row, ...], unread: mx.array | None = None
     ) -> _InFlight:
         """Build and submit one forward. `unread` `[len(rows)]` stands for last tokens that are not read yet."""
-        spans, sampled, draws = [], [], []
+        spans, sampled = [], []
         for piece in pieces:
             row = piece.row
             spans.append(Span(row.storage, row.prefill_tokens[piece.start : piece.stop], sample=piece.is_last))
             row.cursor = piece.stop
             if piece.is_last:
                 sampled.append(row)
-                draws.append(draw_of(row))
         for i, row in enumerate(rows):
             tokens = row.output[-1:] if unread is None else unread[i : i + 1]
             spans.append(Span(row.storage, tokens, sample=True))
             sampled.append(row)
-            draws.append(draw_of(row, ahead=0 if unread is None else 1))
+        masks_of = self._masks.begin(sampled)
         logits = self._forward.run(spans)
+        masks, faults = masks_of()
+        ahead = 0 if unread is None else 1  # rows that are unread come without pieces
+        draws = [draw_of(row, ahead, masks.get(row)) for row in sampled]
         drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)
         hits = tuple(
             (i, draws[i], logits[i])
@@ -478,7 +491,7 @@ class Engine:
             mx.async_eval(results)  # type: ignore[no-untyped-call]
         else:
             mx.eval(results)
-        return _InFlight(pieces, tuple(sampled), drawn, hits)
+        return _InFlight(pieces, tuple(sampled), drawn, hits, faults)
 
     def _open(self, row: Row, start: int) -> None:
         """Let `row` go on at `start`: with the storage it has, with an empty one, or behind adopted tokens."""

@@ -12,6 +12,7 @@ from engine.errors import MlxcelError
 FinishReason = Literal["stop", "length", "cancelled"]
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the first goes first
+GrammarKind = Literal["json", "regex", "cfg"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,22 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer has to look like. `text` is a JSON schema, a regular expression, or a grammar: GBNF or Lark.
+
+    With `after`, the text of a token or several, what comes up to it is free, and the rest is held to the grammar:
+    so for an answer whose prompt ends within a thinking block. With an `opening` too, the text of one token, that
+    is so only for an answer that begins with it. `param` names the request's field in errors.
+    """
+
+    kind: GrammarKind
+    text: str
+    after: str = ""
+    opening: str = ""
+    param: str = field(default="grammar", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to be continued.
 
@@ -64,6 +81,12 @@ class Request:
     cache_salt: str = ""
     prompt_cache_key: str = ""
     boundaries: tuple[int, ...] = ()
+    grammar: Grammar | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens before it."""
+        return self.sampling.looks_back or self.grammar is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -75,12 +98,14 @@ class Row:
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step.
+    `constraint` (its place in its grammar) follows `output` and outlives the storage.
     """
 
     request: Request
     limit_tokens: int
     seed: int
     text: Any
+    constraint: Any = None
     storage: Any = None
     cursor: int = 0
     num_cached: int = 0

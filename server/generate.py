@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ContextLengthExceeded, NeverFits, RequestError
 from engine.loop import ServedModel
-from engine.request import FinishReason, Output, Priority, Progress, Request, Sampling, Timings
+from engine.request import FinishReason, Grammar, Output, Priority, Progress, Request, Sampling, Timings
 from engine.text.tokens import REPLACEMENT
 from server.bridge import Bridge, Events
 
@@ -221,7 +221,7 @@ def _encode(model: ServedModel, text: str, *, add_special: bool, param: str) -> 
     return model.tokens.encode(text, add_special)
 
 
-def start(
+async def start(
     bridge: Bridge,
     model: ServedModel,
     request_id: str,
@@ -236,10 +236,11 @@ def start(
     cache_prompt: bool = True,
     cache_salt: str = "",
     prompt_cache_key: str = "",
+    grammar: Grammar | None = None,
 ) -> Answer:
-    """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
+    """Check the bounds, compile the grammar and enqueue: `num_choices` sequences for each prompt, in that order.
 
-    Raises RequestError for a prompt that cannot run, QueueFull and EngineStopped.
+    Raises RequestError for a prompt that cannot run or a grammar that does not compile, QueueFull, EngineStopped.
     """
     for token, _ in sampling.logit_bias:
         _check_id(model, token, "logit_bias")
@@ -261,9 +262,12 @@ def start(
                 cache_salt,
                 prompt_cache_key,
                 prompted.boundaries,
+                grammar,
             )
             for choice in range(num_choices)
         ]
+    if grammar is not None:
+        await bridge.text_work(functools.partial(model.grammars.compile, grammar))
     events = bridge.submit(requests)
 
     async def message_at(token: int) -> int | None:

@@ -1,13 +1,15 @@
 """The one sampler step: logits of all rows to one token each, with per-row parameters.
 
-Order: logit bias, penalties, truncations on the untempered distribution (top-k, then top-p over what it left,
-min-p), temperature, draw. Greedy rows take the argmax. A stage that no row uses costs nothing, and no row's token
-depends on another row: truncations are thresholds on values, so ties and the company's parameters do not matter.
+Order: logit bias, penalties, grammar mask, truncations on the untempered distribution (top-k, then top-p over what
+it left, min-p), temperature, draw. Greedy rows take the argmax. A stage that no row uses costs nothing, and no
+row's token depends on another row: truncations are thresholds on values, so ties and the company's parameters do
+not matter.
 """
 
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from engine.kernels import native
 from engine.request import Sampling
@@ -23,7 +25,7 @@ def sample(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     Maddison et al. 2014); noise is indexed by token id.
     """
     assert logits.shape[0] == len(draws), "one draw for each row of logits"
-    logits = _penalize(_bias(logits, draws), draws)
+    logits = _mask(_penalize(_bias(logits, draws), draws), draws)
     greedy = native.argmax(logits)
     drawn = [i for i, draw in enumerate(draws) if draw.sampling.temperature >= GREEDY_BELOW]
     if not drawn:
@@ -68,6 +70,17 @@ def _penalize(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     values = values - counts * _column([s.frequency_penalty for s in settings])
     values = values - _column([s.presence_penalty for s in settings])
     return _with_rows(logits, rows, mx.put_along_axis(own, ids, values, axis=-1))
+
+
+def _mask(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Put minus infinity where a row's grammar allows no token."""
+    rows = [i for i, draw in enumerate(draws) if draw.allowed is not None]
+    if not rows:
+        return logits
+    bits = np.frombuffer(b"".join(draws[i].allowed or b"" for i in rows), np.uint8).reshape(len(rows), -1)
+    allowed = np.unpackbits(bits, axis=-1, count=logits.shape[-1], bitorder="little").view(np.bool_)
+    own = logits if len(rows) == len(draws) else logits[mx.array(rows)].astype(mx.float32)
+    return _with_rows(logits, rows, mx.where(mx.array(allowed), own, -mx.inf))
 
 
 def _table(lists: Sequence[list[float]]) -> mx.array:

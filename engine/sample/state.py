@@ -11,23 +11,27 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One draw: the parameters, the two 32-bit words of the noise's key, and how often each recent token came."""
+    """One draw: the parameters, the two 32-bit words of the noise's key, and how often each recent token came.
+
+    `allowed` is a mask as `grammar.py` makes them; None: every token may be drawn.
+    """
 
     sampling: Sampling
     key: tuple[int, int]
     recent: Mapping[int, int] = field(default_factory=dict)
+    allowed: bytes | None = None
 
 
-def draw_of(row: Row, ahead: int = 0) -> Draw:
-    """The draw of `row`'s next token, or of the one `ahead` places further.
+def draw_of(row: Row, ahead: int = 0, allowed: bytes | None = None) -> Draw:
+    """The draw of `row`'s next token among those `allowed`, or of the one `ahead` places further.
 
     It depends on seed, choice, output index and the row's own tokens alone, so it is the same in any company and
     after a resumption.
     """
     sampling = row.request.sampling
-    assert not (ahead and sampling.looks_back), "what is drawn by looking back needs every token read"
+    assert not (ahead and row.request.looks_back), "what is drawn by looking back needs every token read"
     key = noise_key(row.seed, row.request.choice, len(row.output) + ahead)
-    return Draw(sampling, key, _recent(row) if sampling.looks_back else {})
+    return Draw(sampling, key, _recent(row) if sampling.looks_back else {}, allowed)
 
 
 def _recent(row: Row) -> Counter[int]:

@@ -57,6 +57,6 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
             tools=body.tools if body.tool_choice == "auto" else (),
             arguments=body.chat_template_kwargs,
         )
-        return begun(service, model, dialect, body, prompted, priority)
+        return await begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

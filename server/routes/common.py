@@ -141,7 +141,7 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
         yield dialect.chunk(**_counted(answer.usage))
 
 
-def begun(
+async def begun(
     service: Service,
     model: ServedModel,
     dialect: Dialect,
@@ -150,7 +150,7 @@ def begun(
     priority: Priority,
 ) -> Answer:
     """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
-    return start(
+    return await start(
         service.bridge,
         model,
         dialect.request_id,
@@ -164,6 +164,7 @@ def begun(
         cache_prompt=body.cache_prompt,
         cache_salt=body.cache_salt,
         prompt_cache_key=body.prompt_cache_key,
+        grammar=body.constraint(),
     )
 
 

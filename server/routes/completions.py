@@ -44,6 +44,6 @@ async def completions(request: Request) -> Response | ASGIApp:
     async def begin() -> Answer:
         model = await service.bridge.model()
         prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
-        return begun(service, model, dialect, body, prompted, priority)
+        return await begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

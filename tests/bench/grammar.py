@@ -2,9 +2,9 @@
 
     python -m tests.bench.grammar [MODEL] [--rows 1 4] [--new 96] [--repeats 5]
 
-Free rows, rows that write a JSON object of any kind, and rows that keep to a schema answer the same prompt, sampled
-with seeds of their own. A rate is that of the median step in which all rows still run; medians of the repeats, the
-ratio is that of the repeats' ratios. Beside them: finding the masks of all rows alone, and putting them on, in the median.
+Free rows, rows that write a JSON object of any kind, and rows that keep to a schema answer the same prompt, each
+sampled with a seed of its own. A rate is that of the median step in which all rows still run; medians of the
+repeats, and of their ratios. Beside them: finding the masks of all rows, and putting them on, in the median.
 """
 
 import argparse

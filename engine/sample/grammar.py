@@ -7,6 +7,7 @@ of each byte on) says whether token i may be drawn.
 
 import copy
 import functools
+import graphlib
 import json
 import math
 import re
@@ -51,23 +52,29 @@ class Constraint:
     """One row's place in its grammar. It reads the row's output by itself: nothing of it is lost with storage.
 
     `matcher` is the row's own. Up to and with the tokens `after` everything is allowed, if there are any: from the
-    start or, where there is a token `opening`, only if that is the first.
+    start or, where there is a token `opening`, only if that is the first. `param` is the request's field.
     """
 
-    def __init__(self, matcher: Any, *, after: Sequence[int] = (), opening: int | None = None) -> None:
+    def __init__(self, matcher: Any, param: str, *, after: Sequence[int] = (), opening: int | None = None) -> None:
         self._matcher = matcher
+        self._param = param
         self._after = tuple(after)
         self._opening = opening
         self._waits = bool(after) and opening is None
         self._num_read = 0
 
     def allowed(self, output: Sequence[int]) -> bytes | None:
-        """The mask of the token behind `output`, or None where all are allowed. Raises StepFailed."""
+        """The mask of the token behind `output`, or None where all are allowed.
+
+        Raises RequestError where the grammar has led to a place that nothing goes on from, or that is too complex.
+        """
         self._read(output)
         if self._waits:
             return None
         mask: bytes = self._matcher.compute_bitmask()
-        self._check()
+        if self._matcher.is_error():
+            reason = f"after {len(output)} tokens the answer cannot go on: {_said(self._matcher.get_error())}"
+            raise RequestError(f"{self._param}: {reason}", param=self._param)
         if self._opening is not None and not output:
             opened = bytearray(mask)
             opened[self._opening // 8] |= 1 << self._opening % 8
@@ -75,12 +82,12 @@ class Constraint:
         return mask
 
     def is_over(self, output: Sequence[int]) -> bool:
-        """Whether `output` is whole and nothing but an end of sequence may follow. Raises StepFailed."""
+        """Whether `output` is whole and nothing but an end of sequence may follow."""
         self._read(output)
         return not self._waits and bool(self._matcher.is_stopped())
 
     def _read(self, output: Sequence[int]) -> None:
-        """Follow what was drawn since the last time."""
+        """Follow what was drawn since the last time. Raises StepFailed for a token that was not allowed."""
         while self._num_read < len(output):
             token = output[self._num_read]
             self._num_read += 1
@@ -88,13 +95,8 @@ class Constraint:
                 self._waits = tuple(output[: self._num_read][-len(self._after) :]) != self._after
             elif self._num_read == 1 and token == self._opening:
                 self._waits = True
-            else:
-                self._matcher.consume_token(token)
-                self._check()
-
-    def _check(self) -> None:
-        if self._matcher.is_error():
-            raise StepFailed(f"the answer's grammar cannot go on: {_said(self._matcher.get_error())}")
+            elif not self._matcher.consume_token(token):
+                raise StepFailed(f"a token was drawn that {self._param} does not allow")
 
 
 class Grammars:
@@ -126,9 +128,10 @@ class Grammars:
         after = self._ids(grammar.after) if grammar.after else ()
         opening = self._ids(grammar.opening) if grammar.opening else ()
         if not after or not grammar.opening:
-            return Constraint(matcher, after=after)
-        # What no single token opens is no block of the model's.
-        return Constraint(matcher, after=after, opening=opening[0]) if len(opening) == 1 else Constraint(matcher)
+            return Constraint(matcher, grammar.param, after=after)
+        if len(opening) > 1:  # what no single token opens is no block of the model's
+            return Constraint(matcher, grammar.param)
+        return Constraint(matcher, grammar.param, after=after, opening=opening[0])
 
     def _ready(self, grammar: Grammar) -> Any:
         """A matcher at the grammar's start, never to be moved."""
@@ -177,10 +180,11 @@ class Grammars:
             raise late from None
 
     def _compiled(self, grammar: Grammar) -> Any:
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
+        limits = LLParserLimits(verbose_errors=False)  # whose errors would repeat the answer
         try:
-            matcher = LLMatcher(self._vocabulary(), _written_for_llguidance(grammar), log_level=0)
+            matcher = LLMatcher(self._vocabulary(), _written_for_llguidance(grammar), log_level=0, limits=limits)
         except MlxcelError:
             raise
         except Exception as fault:
@@ -303,15 +307,36 @@ def _check_bounds(grammar: Grammar) -> None:
     except (ValueError, RecursionError) as fault:
         raise _refusal(grammar, f"it is not JSON: {fault}") from fault
     multiples = []
+    means: dict[int, list[int]] = {}
     for depth, value in _parts(schema):
         if depth > MAX_DEPTH:
             raise _refusal(grammar, f"it is nested deeper than {MAX_DEPTH}")
-        multiple = value.get("multipleOf") if isinstance(value, dict) else None
+        if not isinstance(value, dict):
+            continue
+        multiple = value.get("multipleOf")
         if isinstance(multiple, (int, Decimal)) and multiple > 0:
             _, digits, _ = Decimal(multiple).normalize().as_tuple()
             multiples.append(int("".join(map(str, digits))))
+        means[id(value)] = [id(other) for other in _means(value, schema)]
     if sum(multiples) > MAX_MULTIPLES or math.lcm(*multiples) > MAX_MULTIPLE:
         raise _refusal(grammar, "multipleOf: the numbers have too many digits together")
+    try:
+        graphlib.TopologicalSorter(means).prepare()
+    except graphlib.CycleError:
+        raise _refusal(grammar, "$ref: a reference leads to itself, so that it means nothing") from None
+
+
+def _means(part: dict[str, Any], schema: Any) -> Iterator[Any]:
+    """The subschemas that all that fits `part` has to fit as well."""
+    every = part.get("allOf")
+    if isinstance(every, list):
+        yield from every
+    reference = part.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        target = schema
+        for name in reference.split("/")[1:]:
+            target = target.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+        yield target
 
 
 def _parts(value: Any) -> Iterator[tuple[int, Any]]:

@@ -116,8 +116,16 @@ def test_a_place_is_found_again_from_the_output_alone(grammars):
 
 def test_a_token_outside_the_grammar_is_a_fault(grammars):
     constraint = grammars.open(Grammar("regex", "ab"))
-    with pytest.raises(StepFailed, match="cannot go on"):
+    with pytest.raises(StepFailed, match="drawn"):
         constraint.is_over(ids("x"))
+
+
+def test_a_place_that_nothing_goes_on_from_is_told_without_the_answer(grammars):
+    constraint = grammars.open(Grammar("cfg", 'start: "zq" loop\nloop: loop', param="g"))
+    with pytest.raises(RequestError, match="g: after 2 tokens the answer cannot go on") as fault:
+        constraint.allowed(ids("zq"))
+    assert fault.value.param == "g"
+    assert "zq" not in str(fault.value)
 
 
 @pytest.mark.parametrize("after", ["</t>", SPECIALS[1]])
@@ -162,6 +170,10 @@ def test_whitespace_ends(grammars, liked):
     assert json.loads(ENCODER.decode(output)).keys() == {"a", "b"}
 
 
+CIRCLE = {
+    "properties": {"x": {"$ref": "#/$defs/a~1b"}},
+    "$defs": {"a/b": {"allOf": [{}, {"$ref": "#/$defs/c"}]}, "c": {"$ref": "#/properties/x"}},
+}
 REFUSED = [
     (Grammar("json", schema({"not": {}}), param="s"), "Unimplemented keys"),
     (Grammar("json", schema({"type": "array", "uniqueItems": True}), param="s"), "uniqueItems"),
@@ -170,6 +182,9 @@ REFUSED = [
     (Grammar("json", schema({"type": "object", "x-guidance": {"odd": 1}}), param="s"), "odd"),
     (Grammar("json", schema({"type": "integer", "minimum": 3, "maximum": 1}), param="s"), "Unsatisfiable"),
     (Grammar("json", schema({"$ref": "#"}), param="s"), None),
+    (Grammar("json", schema({"$ref": "#/a", "a": {"$ref": "#/a"}}), param="s"), "to itself"),
+    (Grammar("json", schema(CIRCLE), param="s"), "to itself"),
+    (Grammar("json", schema({"$ref": "#/$defs/none"}), param="s"), None),
     (Grammar("json", "{", param="s"), "not JSON"),
     (Grammar("json", "[" * 5000, param="s"), None),
     (Grammar("json", schema({"enum": ["x" * module.MAX_TEXT_BYTES]}), param="s"), "bytes"),
@@ -200,6 +215,15 @@ def test_what_does_not_compile_is_refused_by_its_field_and_why(grammars, grammar
         assert message.startswith(f"{grammar.param}: ")
         assert len(message) < 600
         assert "\n" not in message
+
+
+def test_references_may_lead_back_from_further_in(grammars):
+    tree = {
+        "type": "object",
+        "properties": {"c": {"type": "array", "items": {"$ref": "#"}}},
+        "additionalProperties": False,
+    }
+    assert admits(grammars.open(Grammar("json", schema(tree))), '{"c":[{"c":[]},{}]}')
 
 
 def test_depth_is_bounded(grammars):

@@ -16,7 +16,7 @@ SCHEMA = {
     "type": "object",
     "additionalProperties": False,
     "required": ["ok", "reason"],
-    "properties": {"ok": {"type": "boolean"}, "reason": {"type": "string", "maxLength": 40}},
+    "properties": {"ok": {"type": "boolean"}, "reason": {"type": "string", "maxLength": 12}},
 }
 ENFORCED = {"type": "json_schema", "json_schema": {"name": "r", "strict": True, "schema": SCHEMA}}
 REFUSED = {"type": "json_schema", "json_schema": {"name": "r", "strict": True, "schema": SCHEMA | {"not": {}}}}

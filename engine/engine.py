@@ -477,7 +477,9 @@ class Engine:
             sampled.append(row)
         masks_of = self._masks.begin(sampled)
         logits = self._forward.run(spans)
-        masks, faults = masks_of()
+        if masks_of and self._lookahead:
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        masks, faults = masks_of() if masks_of else ({}, {})
         ahead = 0 if unread is None else 1  # rows that are unread come without pieces
         draws = [draw_of(row, ahead, masks.get(row)) for row in sampled]
         drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)

@@ -43,6 +43,8 @@ JSON_OPTIONS = {
     "json_allow_general_unicode_escapes": True,
 }
 
+Found = tuple[dict[Row, bytes | None], dict[Row, MlxcelError]]  # masks, and why rows have none
+
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _stack_size_lock = threading.Lock()
@@ -234,14 +236,14 @@ class Masks:
     def __init__(self) -> None:
         self._worker: ThreadPoolExecutor | None = None
 
-    def begin(self, rows: Sequence[Row]) -> Callable[[], tuple[dict[Row, bytes | None], dict[Row, MlxcelError]]]:
-        """Begin with `rows`; the function that is returned waits for their masks, and for what went wrong.
+    def begin(self, rows: Sequence[Row]) -> Callable[[], Found] | None:
+        """Begin with those of `rows` that have a constraint; what is returned waits for their masks.
 
-        Rows without a constraint are in neither.
+        None where there are no such rows.
         """
         bound = [row for row in rows if row.constraint is not None]
         if not bound:
-            return lambda: ({}, {})
+            return None
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="mlxcel-masks")
         return self._worker.submit(_masks_of, bound).result
@@ -252,7 +254,7 @@ class Masks:
             self._worker = None
 
 
-def _masks_of(rows: Sequence[Row]) -> tuple[dict[Row, bytes | None], dict[Row, MlxcelError]]:
+def _masks_of(rows: Sequence[Row]) -> Found:
     masks: dict[Row, bytes | None] = {}
     faults: dict[Row, MlxcelError] = {}
     for row in rows:

@@ -46,6 +46,7 @@ JSON_OPTIONS = {
 Found = tuple[dict[Row, bytes | None], dict[Row, MlxcelError]]  # masks, and why rows have none
 
 _GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_EMBEDDED = re.compile(r"%json\s*")
 _ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
 _stack_size_lock = threading.Lock()
 
@@ -53,12 +54,16 @@ _stack_size_lock = threading.Lock()
 class Constraint:
     """One row's place in its grammar. It reads the row's output by itself: nothing of it is lost with storage.
 
-    `matcher` is the row's own. Up to and with the tokens `after` everything is allowed, if there are any: from the
-    start or, where there is a token `opening`, only if that is the first. `param` is the request's field.
+    `matcher` is the row's own, `vocabulary` what it was made for, `param` the request's field. Up to and with the
+    tokens `after` everything is allowed, if there are any: from the start or, where there is a token `opening`,
+    only if that is the first.
     """
 
-    def __init__(self, matcher: Any, param: str, *, after: Sequence[int] = (), opening: int | None = None) -> None:
+    def __init__(
+        self, matcher: Any, vocabulary: Any, param: str, *, after: Sequence[int] = (), opening: int | None = None
+    ) -> None:
         self._matcher = matcher
+        self._vocabulary = vocabulary
         self._param = param
         self._after = tuple(after)
         self._opening = opening
@@ -77,11 +82,25 @@ class Constraint:
         if self._matcher.is_error():
             reason = f"after {len(output)} tokens the answer cannot go on: {_said(self._matcher.get_error())}"
             raise RequestError(f"{self._param}: {reason}", param=self._param)
+        mask = self._as_text(mask)
         if self._opening is not None and not output:
             opened = bytearray(mask)
             opened[self._opening // 8] |= 1 << self._opening % 8
             return bytes(opened)
         return mask
+
+    def _as_text(self, mask: bytes) -> bytes:
+        """`mask`, or the first token of a forced text where llguidance takes that for the special token that is
+        written so.
+        """
+        bits = int.from_bytes(mask, "little")
+        if bits.bit_count() != 1 or not self._vocabulary.is_special_token(bits.bit_length() - 1):
+            return mask
+        forced = self._matcher.compute_ff_bytes()
+        if not forced or forced[0] == 0xFF:  # the grammar names the special token itself
+            return mask
+        first: int = self._vocabulary.greedy_tokenize(forced.decode(errors="ignore"))[0]
+        return (1 << first).to_bytes(len(mask), "little")
 
     def is_over(self, output: Sequence[int]) -> bool:
         """Whether `output` is whole and nothing but an end of sequence may follow."""
@@ -126,14 +145,14 @@ class Grammars:
 
     def open(self, grammar: Grammar) -> Constraint:
         """A new row's constraint; quick where `compile` was called before. Raises RequestError."""
-        matcher = self._ready(grammar).deep_copy()
+        matcher, vocabulary = self._ready(grammar).deep_copy(), self._vocabulary()
         after = self._ids(grammar.after) if grammar.after else ()
         opening = self._ids(grammar.opening) if grammar.opening else ()
         if not after or not grammar.opening:
-            return Constraint(matcher, grammar.param, after=after)
+            return Constraint(matcher, vocabulary, grammar.param, after=after)
         if len(opening) > 1:  # what no single token opens is no block of the model's
-            return Constraint(matcher, grammar.param)
-        return Constraint(matcher, grammar.param, after=after, opening=opening[0])
+            return Constraint(matcher, vocabulary, grammar.param)
+        return Constraint(matcher, vocabulary, grammar.param, after=after, opening=opening[0])
 
     def _ready(self, grammar: Grammar) -> Any:
         """A matcher at the grammar's start, never to be moved."""
@@ -276,10 +295,24 @@ def _written_for_llguidance(grammar: Grammar) -> str:
             # The whole answer has to match, so that anchors at its ends say nothing.
             text = re.sub(r"(?<!\\)((?:\\\\)*)\$\Z", r"\1", grammar.text.removeprefix("^"))
             return str(LLMatcher.grammar_from_regex(text))
+        case "cfg" if _is_gbnf(grammar.text):
+            return str(LLMatcher.grammar_from_lark(gbnf_to_lark(_with_characters(grammar.text))))
         case "cfg":
-            is_gbnf = _GBNF_RULE.search(grammar.text) is not None
-            text = gbnf_to_lark(_with_characters(grammar.text)) if is_gbnf else grammar.text
-            return str(LLMatcher.grammar_from_lark(text))
+            return str(LLMatcher.grammar_from_lark(_with_options(grammar)))
+
+
+def _is_gbnf(text: str) -> bool:
+    return _GBNF_RULE.search(text) is not None
+
+
+def _with_options(grammar: Grammar) -> str:
+    """The Lark text with our options in each schema in it, which would else have its own."""
+    written, done = [], 0
+    while found := _EMBEDDED.search(grammar.text, done):
+        schema, stop = _schema_at(grammar, found.end())
+        written += [grammar.text[done : found.end()], json.dumps({**schema, "x-guidance": JSON_OPTIONS})]
+        done = stop
+    return "".join(written) + grammar.text[done:]
 
 
 def _with_characters(gbnf: str) -> str:
@@ -300,14 +333,35 @@ def _check_bounds(grammar: Grammar) -> None:
     size = len(grammar.text.encode(errors="surrogatepass"))
     if size > MAX_TEXT_BYTES:
         raise _refusal(grammar, f"it has {size} bytes and may have {MAX_TEXT_BYTES}")
-    if grammar.kind == "cfg" and "%json" in grammar.text:
-        raise _refusal(grammar, "a schema within a grammar (%json) is not supported; send it as response_format")
-    if grammar.kind != "json":
-        return
+    multiples: list[int] = []
+    for schema in _schemas_in(grammar):
+        multiples += _check_schema(grammar, schema)
+    if sum(multiples) > MAX_MULTIPLES or math.lcm(*multiples) > MAX_MULTIPLE:
+        raise _refusal(grammar, "multipleOf: the numbers have too many digits together")
+
+
+def _schemas_in(grammar: Grammar) -> Iterator[dict[str, Any]]:
+    """The schema that `grammar` is, or those that it holds. Raises RequestError."""
+    if grammar.kind == "json":
+        yield _schema_at(grammar, 0)[0]
+    elif grammar.kind == "cfg" and not _is_gbnf(grammar.text):
+        for found in _EMBEDDED.finditer(grammar.text):
+            yield _schema_at(grammar, found.end())[0]
+
+
+def _schema_at(grammar: Grammar, start: int) -> tuple[dict[str, Any], int]:
+    """The schema that begins at `start` of the text, and where it ends. Raises RequestError."""
     try:
-        schema = json.loads(grammar.text, parse_float=Decimal)
+        schema, stop = json.JSONDecoder().raw_decode(grammar.text, start)
     except (ValueError, RecursionError) as fault:
-        raise _refusal(grammar, f"it is not JSON: {fault}") from fault
+        raise _refusal(grammar, f"the schema is not JSON: {fault}") from fault
+    if not isinstance(schema, dict):
+        raise _refusal(grammar, "a schema has to be an object")
+    return schema, stop
+
+
+def _check_schema(grammar: Grammar, schema: dict[str, Any]) -> list[int]:
+    """The digits of the numbers that others have to be multiples of. Raises RequestError."""
     multiples = []
     means: dict[int, list[int]] = {}
     for depth, value in _parts(schema):
@@ -316,16 +370,15 @@ def _check_bounds(grammar: Grammar) -> None:
         if not isinstance(value, dict):
             continue
         multiple = value.get("multipleOf")
-        if isinstance(multiple, (int, Decimal)) and multiple > 0:
-            _, digits, _ = Decimal(multiple).normalize().as_tuple()
+        if isinstance(multiple, (int, float)) and 0 < multiple < math.inf:
+            _, digits, _ = Decimal(str(multiple)).normalize().as_tuple()
             multiples.append(int("".join(map(str, digits))))
         means[id(value)] = [id(other) for other in _means(value, schema)]
-    if sum(multiples) > MAX_MULTIPLES or math.lcm(*multiples) > MAX_MULTIPLE:
-        raise _refusal(grammar, "multipleOf: the numbers have too many digits together")
     try:
         graphlib.TopologicalSorter(means).prepare()
     except graphlib.CycleError:
         raise _refusal(grammar, "$ref: a reference leads to itself, so that it means nothing") from None
+    return multiples
 
 
 def _means(part: dict[str, Any], schema: Any) -> Iterator[Any]:

@@ -107,6 +107,32 @@ def test_special_tokens_are_no_text(grammars):
     assert allowed >= ENDS
 
 
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_end|>b<|endoftext|>", "<|im_start|>"])
+def test_a_forced_text_that_is_written_like_a_special_token_is_text(grammars, text):
+    constraint = grammars.open(Grammar("json", schema({"const": text})))
+    output = []
+    while not constraint.is_over(output):
+        allowed = tokens_of(constraint.allowed(output))
+        assert not allowed & {256, 257, 258}
+        output.append(min(allowed))
+    assert json.loads(ENCODER.decode(output, skip_special_tokens=False)) == text
+
+
+def test_a_grammar_may_name_a_special_token(grammars):
+    constraint = grammars.open(Grammar("cfg", 'start: <|im_start|> "a"'))
+    assert tokens_of(constraint.allowed([])) == {257}
+    assert tokens_of(constraint.allowed([257])) == {*ids("a")}
+
+
+def test_a_schema_in_a_grammar_has_the_same_options(grammars):
+    for own in ({}, {"x-guidance": {"whitespace_pattern": "[ \\n]+", "item_separator": ";"}}):
+        inner = schema({"type": "array", "items": {"type": "null"}, **own})
+        grammar = Grammar("cfg", f'start: "<" list ">" list\nlist: %json {inner}')
+        assert admits(grammars.open(grammar), "<[null, null]>[]")
+        assert not admits(grammars.open(grammar), "<[\n\n\n\nnull]>[]")
+        assert not admits(grammars.open(grammar), "<[null;null]>[]")
+
+
 def test_a_place_is_found_again_from_the_output_alone(grammars):
     text = ids('{"name": "Ann", "age": 3}')
     stepwise = grammars.open(Grammar("json", PERSON))
@@ -195,7 +221,10 @@ REFUSED = [
     (Grammar("regex", "(?=a)b", param="r"), "look-around"),
     (Grammar("regex", "(" * 30000 + ")" * 30000, param="r"), None),
     (Grammar("cfg", "start: /[/", param="g"), "unclosed"),
-    (Grammar("cfg", 'start: %json {"type": "object"}', param="g"), "%json"),
+    (Grammar("cfg", 'start: %json {"type": "integer", "multipleOf": 1234567}', param="g"), "multipleOf"),
+    (Grammar("cfg", 'start: "a" // %json here', param="g"), "not JSON"),
+    (Grammar("cfg", "start: %json true", param="g"), "an object"),
+    (Grammar("json", "[]", param="s"), "an object"),
     (Grammar("cfg", "no grammar at all", param="g"), None),
     (Grammar("cfg", "", param="g"), None),
     (Grammar("cfg", 'tree ::= "a"', param="g"), "root"),

@@ -11,7 +11,7 @@ import pytest
 
 from engine.request import Grammar
 from server.validate import ChatBody, parse
-from tests.serving import CHAT, COMPLETIONS, Served, served, tokens_of
+from tests.serving import CHAT, COMPLETIONS, Served, served, settle, tokens_of
 
 pytestmark = pytest.mark.anyio
 
@@ -182,3 +182,14 @@ async def test_a_grammar_is_compiled_off_the_engines_thread(tiny: Path) -> None:
         await asyncio.gather(*(service.answer(CHAT, CHATTING | {"regex": f"a{{{i}}}"}) for i in (1, 2, 3)))
         assert len(threads) == 3
         assert service.engine.loaded_on not in threads
+
+
+async def test_a_verified_hit_is_drawn_under_its_grammar(tiny: Path) -> None:
+    body = {"prompt": "x" * 40, "temperature": 0, "max_tokens": 8, "regex": "[q-z]{8}"}
+    async with served(tiny, verify_cache=1.0) as service:
+        first, second = [(await service.answer(COMPLETIONS, body))["choices"] for _ in range(2)]
+        assert first == second
+        await asyncio.to_thread(settle, service.loop)
+        stats = await service.app.state.service.bridge.cache_stats()
+        assert stats.verify_checked == 1
+        assert stats.verify_different == 0

@@ -6,14 +6,14 @@ Everything here runs on the one thread that loaded the model.
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import mlx.core as mx
 
 from engine.cache import adapter, dtype
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ContextLengthExceeded, NeverFits, StepFailed
+from engine.errors import ConfigError, ContextLengthExceeded, MlxcelError, NeverFits, StepFailed
 from engine.finish import FinishStep
 from engine.forward import Forward, Span
 from engine.kernels import functions, native, portable
@@ -24,6 +24,7 @@ from engine.probe import Verdict, Verdicts, forward_of, probe
 from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, TokenLogprob
 from engine.room import Room
 from engine.sample.chain import sample
+from engine.sample.grammar import Grammars, Masks
 from engine.sample.measure import Measures, measure
 from engine.sample.state import Draw, SamplerState, draw_of
 from engine.text.template import ChatTemplate
@@ -40,7 +41,8 @@ class _InFlight:
     """A submitted forward: its pieces, the rows that get a token from it, the unread tokens `[B]`, and what is
     told of them.
 
-    `hits` are the places among the rows of those that are to be verified, with their draws and logits `[vocab]`.
+    `hits` are the places among the rows of those that are to be verified, with their draws and logits `[vocab]`;
+    `faults` are why rows among them get none.
     """
 
     pieces: tuple[Piece, ...]
@@ -48,6 +50,7 @@ class _InFlight:
     tokens: mx.array
     measures: Measures
     hits: tuple[tuple[int, Draw, mx.array], ...] = ()
+    faults: Mapping[Row, MlxcelError] = field(default_factory=dict)
 
 
 class Engine:
@@ -75,6 +78,8 @@ class Engine:
         self.template = ChatTemplate.of(tokenizer)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
         self._end_tokens = loaded.eos_token_ids
+        self.grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        self._masks = Masks()
         if verdict is None:
             self._forward, verdict = probe(loaded.model, loaded.vocab_size)
         else:
@@ -172,7 +177,9 @@ class Engine:
         )
 
     def submit(self, request: Request) -> Row:
-        """A row for `request`, without arrays yet. Raises ContextLengthExceeded and NeverFits."""
+        """A row for `request`, without arrays yet. Raises ContextLengthExceeded, NeverFits, and RequestError for a
+        grammar that cannot be compiled.
+        """
         num_prompt = len(request.prompt)
         if num_prompt >= self.context_length:
             raise ContextLengthExceeded(num_prompt, self.context_length)
@@ -192,6 +199,7 @@ class Engine:
             seed=secrets.randbits(64) if seed is None else seed,
             text=self._finish.open(request),
             sampler=self._sampler_state(request.sampling),
+            constraint=None if request.grammar is None else self.grammars.open(request.grammar),
         )
 
     def _sampler_state(self, sampling: Sampling) -> SamplerState:
@@ -220,11 +228,7 @@ class Engine:
         if tick.preempt:
             self._preempt(tick.preempt)
             return self._unheard()
-        if (
-            self._lookahead
-            and not tick.prefill
-            and not any(row.request.sampling.looks_back for row in tick.decode)
-        ):
+        if self._lookahead and not tick.prefill and not any(row.request.looks_back for row in tick.decode):
             self._run_ahead(tick.decode)
             return self._unheard()
         try:
@@ -256,6 +260,10 @@ class Engine:
             self.prompts.stored(piece.row)
         for row, token, measured in zip(flying.rows, tokens, flying.measures.read(tokens), strict=True):
             if row.finish_reason is None:
+                fault = flying.faults.get(row)
+                if fault is not None:
+                    self._events.append(self._fail_row(row, fault))
+                    continue
                 self._events.append(self._finish_row(row, token, now_s, measured.logprob))
                 if measured.surprise is not None:
                     row.sampler.observe(row.request.sampling, measured.surprise)
@@ -276,11 +284,16 @@ class Engine:
     def _finish_row(self, row: Row, token: int, now_s: float, logprob: TokenLogprob | None) -> Event:
         try:
             return self._finish.finish(row, token, now_s, logprob)
+        except MlxcelError as fault:
+            return self._fail_row(row, fault)
         except Exception as fault:
             log.exception("the finish step failed for request %s", row.request.id)
-            row.finish_reason = "cancelled"  # so that no step takes it up again
-            self.release(row)
-            return Failed(row, StepFailed(f"the new token could not be turned into text: {fault}"))
+            return self._fail_row(row, StepFailed(f"the new token could not be turned into text: {fault}"))
+
+    def _fail_row(self, row: Row, error: MlxcelError) -> Failed:
+        row.finish_reason = "cancelled"  # so that no step takes it up again
+        self.release(row)
+        return Failed(row, error)
 
     def _preempt(self, rows: Sequence[Row]) -> None:
         """Take the storage of `rows`, once no step in flight holds them; what it had is kept for others, and for
@@ -353,6 +366,7 @@ class Engine:
     def close(self) -> None:
         """Drop everything; called on the engine's thread before it ends."""
         self._in_flight = None
+        self._masks.close()
         leave_thread()
 
     def abandon(self) -> tuple[tuple[Row, ...], list[Event]]:
@@ -365,20 +379,24 @@ class Engine:
         self, pieces: tuple[Piece, ...], rows: tuple[Row, ...], unread: mx.array | None = None
     ) -> _InFlight:
         """Build and submit one forward. `unread` `[len(rows)]` stands for last tokens that are not read yet."""
-        spans, sampled, draws = [], [], []
+        spans, sampled = [], []
         for piece in pieces:
             row = piece.row
             spans.append(Span(row.storage, row.prefill_tokens[piece.start : piece.stop], sample=piece.is_last))
             row.cursor = piece.stop
             if piece.is_last:
                 sampled.append(row)
-                draws.append(draw_of(row))
         for i, row in enumerate(rows):
             tokens = row.output[-1:] if unread is None else unread[i : i + 1]
             spans.append(Span(row.storage, tokens, sample=True))
             sampled.append(row)
-            draws.append(draw_of(row, ahead=0 if unread is None else 1))
+        masks_of = self._masks.begin(sampled)
         logits = self._forward.run(spans)
+        if masks_of and self._lookahead:
+            mx.async_eval(logits)  # type: ignore[no-untyped-call]
+        masks, faults = masks_of() if masks_of else ({}, {})
+        ahead = 0 if unread is None else 1  # rows that are unread come without pieces
+        draws = [draw_of(row, ahead, masks.get(row)) for row in sampled]
         drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)
         measures = measure(logits, drawn, draws, [row.request.top_logprobs for row in sampled])
         hits = tuple(
@@ -392,7 +410,7 @@ class Engine:
             mx.async_eval(results)  # type: ignore[no-untyped-call]
         else:
             mx.eval(results)
-        return _InFlight(pieces, tuple(sampled), drawn, measures, hits)
+        return _InFlight(pieces, tuple(sampled), drawn, measures, hits, faults)
 
     def _open(self, row: Row, start: int) -> None:
         """Let `row` go on at `start`: with the storage it has, with an empty one, or behind adopted tokens."""

@@ -1,8 +1,8 @@
 """The one finish step: what a new token means for its row.
 
-End of sequence, stop strings, loops, the bounds on new tokens and context, and the text that may be shown by now.
-A token's text is held back while it may be the start of a stop string or is half a character, and its logprobs
-with it. No arrays, no tokenizer: the decoder is given.
+End of sequence, stop strings, loops, the end of a grammar, the bounds on new tokens and context, and the text that
+may be shown by now. A token's text is held back while it may be the start of a stop string or is half a character,
+and its logprobs with it. No arrays, no tokenizer: the decoder is given.
 """
 
 from collections.abc import Callable, Sequence
@@ -117,6 +117,9 @@ class FinishStep:
         released, stopped = text.stops.feed(text.detokenizer.add(token))
         if stopped:
             return released, "stop"
+        if row.constraint is not None and row.constraint.is_over(row.output):
+            rest, reason = self._end(text, "stop")
+            return released + rest, reason
         looping = loops(row.output, row.request.loops)
         if looping or len(row.output) >= row.limit_tokens:
             rest, reason = self._end(text, "stop" if looping else "length")

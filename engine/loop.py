@@ -23,6 +23,7 @@ from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, S
 from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
 from engine.request import Event, Failed, Output, Progress, Request, Row, Sampling, Storable
+from engine.sample.grammar import Grammars
 from engine.scheduler import Scheduler
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
@@ -51,6 +52,7 @@ class ServedModel:
     notes: tuple[str, ...]
     storable: Storable
     lacks: Callable[[int], str | None]
+    grammars: Grammars
     cuts_at_turns: bool = False
     storage_backend: str = "dense"
 
@@ -249,6 +251,7 @@ class EngineLoop:
             engine.notes,
             engine.storable,
             engine.memory.lacks,
+            engine.grammars,
             engine.cuts_at_turns,
             engine.storage_backend,
         )

@@ -13,6 +13,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the first goes first
 NO_LOGPROB = -9999.0  # what stands for a logarithm of zero, as in OpenAI's API
+GrammarKind = Literal["json", "regex", "cfg"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,22 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer has to look like. `text` is a JSON schema, a regular expression, or a grammar: GBNF or Lark.
+
+    With `after`, the text of a token or several, what comes up to it is free, and the rest is held to the grammar:
+    so for an answer whose prompt ends within a thinking block. With an `opening` too, the text of one token, that
+    is so only for an answer that begins with it. `param` names the request's field in errors.
+    """
+
+    kind: GrammarKind
+    text: str
+    after: str = ""
+    opening: str = ""
+    param: str = field(default="grammar", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to be continued.
 
@@ -119,6 +136,12 @@ class Request:
     boundaries: tuple[int, ...] = ()
     top_logprobs: int | None = None
     loops: Loops | None = None
+    grammar: Grammar | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens before it."""
+        return self.sampling.looks_back or self.grammar is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -130,7 +153,8 @@ class Row:
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step,
-    `sampler` (what draws know of the draws before) to the sampler step.
+    `sampler` (what draws know of the draws before) to the sampler step. `constraint` (its place in its grammar)
+    follows `output` and outlives the storage.
     """
 
     request: Request
@@ -138,6 +162,7 @@ class Row:
     seed: int
     text: Any
     sampler: Any = None
+    constraint: Any = None
     storage: Any = None
     cursor: int = 0
     num_cached: int = 0

@@ -15,6 +15,7 @@ from engine.errors import ContextLengthExceeded, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import (
     FinishReason,
+    Grammar,
     Loops,
     Output,
     Priority,
@@ -249,7 +250,7 @@ def _encode(model: ServedModel, text: str, *, add_special: bool, param: str) -> 
     return model.tokens.encode(text, add_special)
 
 
-def start(
+async def start(
     bridge: Bridge,
     model: ServedModel,
     request_id: str,
@@ -266,10 +267,11 @@ def start(
     prompt_cache_key: str = "",
     top_logprobs: int | None = None,
     loops: Loops | None = None,
+    grammar: Grammar | None = None,
 ) -> Answer:
-    """Check the bounds and enqueue: `num_choices` sequences for each prompt, in that order.
+    """Check the bounds, compile the grammar and enqueue: `num_choices` sequences for each prompt, in that order.
 
-    Raises RequestError for a prompt that cannot run, QueueFull and EngineStopped.
+    Raises RequestError for a prompt that cannot run or a grammar that does not compile, QueueFull, EngineStopped.
     """
     for token, _ in sampling.logit_bias:
         _check_id(model, token, "logit_bias")
@@ -293,9 +295,12 @@ def start(
                 prompted.boundaries,
                 top_logprobs=top_logprobs,
                 loops=loops,
+                grammar=grammar,
             )
             for choice in range(num_choices)
         ]
+    if grammar is not None:
+        await bridge.text_work(functools.partial(model.grammars.compile, grammar))
     events = bridge.submit(requests)
 
     async def message_at(token: int) -> int | None:

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import RequestError
-from engine.request import Loops, Sampling
+from engine.request import Grammar, Loops, Sampling
 from server.errors import NotSupported
 
 MAX_STOPS = 16
@@ -34,7 +34,6 @@ RESERVED_FOR_TEMPLATES = frozenset({
 # Part of the dialects and not acting yet: the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
     "parallel_tool_calls": (True,),
     "modalities": (["text"],),
     "echo": (False,),
@@ -67,6 +66,57 @@ Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+
+
+class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
+    """`strict` changes nothing: a schema is always kept to, or refused."""
+
+    schema: dict[str, Any]
+    name: Name | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
+    """`schema` beside json_object or json_schema is llama-server's way to say it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+
+
+def grammar_of(response_format: ResponseFormat | None, grammar: str | None, regex: str | None) -> Grammar | None:
+    """What an answer has to look like, by whichever field says it. Raises RequestError where two do."""
+    found = []
+    if response_format is not None and (asked := _json_grammar(response_format)) is not None:
+        found.append(asked)
+    if grammar is not None:
+        found.append(Grammar("cfg", grammar, param="grammar"))
+    if regex is not None:
+        found.append(Grammar("regex", regex, param="regex"))
+    if len(found) > 1:
+        named = " and ".join(one.param.partition(".")[0] for one in found)
+        raise RequestError(f"{named}: an answer is held to one of them", param=found[1].param)
+    return found[0] if found else None
+
+
+def _json_grammar(asked: ResponseFormat) -> Grammar | None:
+    where = "response_format"
+    if asked.json_schema is not None and (asked.type != "json_schema" or asked.schema is not None):
+        raise RequestError(f"{where}: json_schema belongs to the type json_schema, alone", param=where)
+    if asked.type == "text":
+        if asked.schema is not None:
+            raise RequestError(f"{where}: a text has no schema", param=where)
+        return None
+    if asked.json_schema is not None:
+        schema, where = asked.json_schema.schema, f"{where}.json_schema.schema"
+    elif asked.schema is not None:
+        schema, where = asked.schema, f"{where}.schema"
+    elif asked.type == "json_schema":
+        raise RequestError(f"{where}.json_schema is missing", param=f"{where}.json_schema")
+    else:
+        schema = {"type": "object"}
+    return Grammar("json", msgspec.json.encode(schema).decode(), param=where)
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):
@@ -108,6 +158,9 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     max_pattern_size: LoopSize | None = None
     min_pattern_size: LoopSize | None = None
     min_count: Annotated[int, Meta(ge=2, le=1000)] | None = None
+    response_format: ResponseFormat | None = None
+    grammar: str | None = None
+    regex: str | None = None
     user: str | None = None
     cache_prompt: bool = True
     cache_salt: Name = ""
@@ -116,6 +169,12 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     def check(self) -> None:
         """What the types cannot say. Raises RequestError."""
         self.stops()
+        if self.constraint() is not None and self.ignore_eos:
+            raise RequestError("ignore_eos: a constrained answer ends where its grammar does", param="ignore_eos")
+
+    def constraint(self) -> Grammar | None:
+        """What the answer has to look like, or None. Raises RequestError where two fields say it."""
+        return grammar_of(self.response_format, self.grammar, self.regex)
 
     def stops(self) -> tuple[str, ...]:
         """The stop strings. Raises RequestError for an empty one, which would stop everything."""

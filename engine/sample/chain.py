@@ -1,14 +1,15 @@
 """The one sampler step: logits of all rows to one token each, with per-row parameters.
 
-Order: logit bias, penalties, truncations on the untempered distribution or mirostat in their place, temperature,
-draw. Greedy rows take the argmax of what the penalties leave. A stage that no row uses costs nothing, and no row's
-token depends on another row. docs/sampling.md has the stages with their sources.
+Order: logit bias, penalties, grammar mask, truncations on the untempered distribution or mirostat in their place,
+temperature, draw. Greedy rows take the argmax of what the mask leaves. A stage that no row uses costs nothing, and
+no row's token depends on another row. docs/sampling.md has the stages with their sources.
 """
 
 import math
 from collections.abc import Sequence
 
 import mlx.core as mx
+import numpy as np
 
 from engine.kernels import native
 from engine.sample.mirostat import bounded
@@ -57,7 +58,8 @@ def is_greedy(draw: Draw) -> bool:
 
 def _adjusted(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
     """The logits that all else judges: what the model says, moved by what the requests ask."""
-    return penalized(biased(logits, draws), draws)
+    logits = penalized(biased(logits, draws), draws)
+    return for_rows(logits, draws, lambda draw: draw.allowed is not None, _masked)
 
 
 def _temperature(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
@@ -85,6 +87,13 @@ def _temperature(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
         return fixed
     moved = dynamic(logits[mx.array(rows)], [draws[i] for i in rows])
     return mx.put_along_axis(fixed, mx.array(rows)[:, None], moved, axis=0)
+
+
+def _masked(logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+    """Put minus infinity where a row's grammar allows no token."""
+    bits = np.frombuffer(b"".join(draw.allowed or b"" for draw in draws), np.uint8).reshape(len(draws), -1)
+    allowed = np.unpackbits(bits, axis=-1, count=logits.shape[-1], bitorder="little").view(np.bool_)
+    return mx.where(mx.array(allowed), logits, -mx.inf)
 
 
 def _noise(keys: mx.array, vocab_size: int) -> mx.array:

@@ -44,6 +44,7 @@ class Draw:
     """One draw: the parameters, the two 32-bit words of the noise's key, and what is known of the row's tokens.
 
     `recent` says how often each recent token came, `dry` what DRY takes off; `mu` and `excepted` are the state's.
+    `allowed` is a mask as `grammar.py` makes them; None: every token may be drawn.
     """
 
     sampling: Sampling
@@ -52,6 +53,7 @@ class Draw:
     dry: Mapping[int, float] = field(default_factory=dict)
     mu: float = 0.0
     excepted: tuple[int, ...] = ()
+    allowed: bytes | None = None
 
     @property
     def chance(self) -> float:
@@ -59,14 +61,14 @@ class Draw:
         return _splitmix64(((self.key[0] << 32 | self.key[1]) ^ _splitmix64(_CHANCE)) & _MASK64) / 2**64
 
 
-def draw_of(row: Row, ahead: int = 0) -> Draw:
-    """The draw of `row`'s next token, or of the one `ahead` places further.
+def draw_of(row: Row, ahead: int = 0, allowed: bytes | None = None) -> Draw:
+    """The draw of `row`'s next token among those `allowed`, or of the one `ahead` places further.
 
     It depends on seed, choice, output index and the row's own tokens alone, so it is the same in any company and
     after a resumption.
     """
     sampling = row.request.sampling
-    assert not (ahead and sampling.looks_back), "what is drawn by looking back needs every token read"
+    assert not (ahead and row.request.looks_back), "what is drawn by looking back needs every token read"
     key = noise_key(row.seed, row.request.choice, len(row.output) + ahead)
     state: SamplerState = row.sampler or SamplerState.of(sampling)
     return Draw(
@@ -78,6 +80,7 @@ def draw_of(row: Row, ahead: int = 0) -> Draw:
         else {},
         mu=state.mu,
         excepted=state.excepted,
+        allowed=allowed,
     )
 
 

@@ -30,6 +30,10 @@ MaxTokens = Annotated[
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="end the answer before this text (repeatable)")
 ]
+JsonSchemaFile = Annotated[
+    Path | None,
+    typer.Option("--json-schema", metavar="FILE", help="hold the answer to the JSON schema in FILE"),
+]
 Server = Annotated[
     str | None,
     typer.Option(

@@ -1,5 +1,6 @@
 """`mlxcel run`, `chat` and `generate`: clients of a server in this process, or of one that runs already."""
 
+import json
 import select
 import sys
 from collections.abc import Mapping
@@ -9,10 +10,12 @@ from typing import Any
 import typer
 
 from engine.config import GREEDY
+from engine.errors import UserError
 from mlxcel_cli import checkpoint, config, render
 from mlxcel_cli.asked import FIELDS
 from mlxcel_cli.commands.options import (
     ConfigFile,
+    JsonSchemaFile,
     MaxTokens,
     Model,
     ModelOption,
@@ -29,6 +32,7 @@ RUN_EXAMPLE = """\b
 Examples:
   mlxcel run -p "What is the capital of France?"
   git diff | mlxcel run -m ./my-model -s "You review code." -p "Review this:"
+  mlxcel run -p "Name a person." --json-schema person.json
   mlxcel run --server http://127.0.0.1:8080 -p Hello --stats
 """
 CHAT_EXAMPLE = """\b
@@ -55,6 +59,7 @@ def run(
     system: System = None,
     max_tokens: MaxTokens = None,
     stop: Stop = None,
+    json_schema: JsonSchemaFile = None,
     server: Server = None,
     stats: Stats = False,
     config_file: ConfigFile = None,
@@ -64,7 +69,14 @@ def run(
     text = _prompt_text(prompt)
     model = checkpoint.named(model, model_option)
     common = _common(
-        model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file, once=text is not None
+        model,
+        server,
+        flags,
+        max_tokens=max_tokens,
+        stop=stop,
+        json_schema=json_schema,
+        file=config_file,
+        once=text is not None,
     )
 
     from mlxcel_cli import session
@@ -80,6 +92,7 @@ def chat(
     system: System = None,
     max_tokens: MaxTokens = None,
     stop: Stop = None,
+    json_schema: JsonSchemaFile = None,
     server: Server = None,
     stats: Stats = False,
     config_file: ConfigFile = None,
@@ -87,7 +100,9 @@ def chat(
 ) -> None:
     """Chat with a model; /help lists what the loop understands."""
     model = checkpoint.named(model, model_option)
-    common = _common(model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file)
+    common = _common(
+        model, server, flags, max_tokens=max_tokens, stop=stop, json_schema=json_schema, file=config_file
+    )
 
     from mlxcel_cli import session
 
@@ -145,6 +160,7 @@ def _common(
     max_tokens: int | None,
     stop: list[str] | None,
     file: Path | None,
+    json_schema: Path | None = None,
     once: bool = False,
 ) -> dict[str, Any]:
     """What the commands share of a Talk: where it goes, the model's name there, the fields that were given.
@@ -157,6 +173,8 @@ def _common(
         asked["max_tokens"] = max_tokens
     if stop:
         asked["stop"] = stop
+    if json_schema is not None:
+        asked["response_format"] = _schema_format(json_schema)
     own = {name: given[name] for name in OWN_SERVER if name in given}
     if address is not None:
         if own or file:
@@ -167,6 +185,19 @@ def _common(
         own["n_predict"] = -1
     where = _own_server(config.settle(own, model=model, file=file), once=once)
     return {"where": where, "model": None, "asked": asked}
+
+
+def _schema_format(file: Path) -> dict[str, Any]:
+    """The response format that holds an answer to the schema in `file`. Raises UserError."""
+    try:
+        schema = json.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise UserError(f"the JSON schema {file} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"the JSON schema {file} is not JSON: {error}") from None
+    if not isinstance(schema, dict):
+        raise UserError(f"the JSON schema {file} must be an object")
+    return {"type": "json_schema", "json_schema": {"schema": schema}}
 
 
 def _own_server(settings: config.Settings, *, once: bool) -> ServerConfig:

@@ -167,7 +167,7 @@ async def begun(
     sampling = body.sampling(model.default_sampling)
     if sampling.is_dry:  # the engine asks for the same and then need not look through the vocabulary
         await service.bridge.text_work(lambda: model.tokens.breakers(sampling.dry_sequence_breakers))
-    return start(
+    return await start(
         service.bridge,
         model,
         dialect.request_id,
@@ -183,6 +183,7 @@ async def begun(
         prompt_cache_key=body.prompt_cache_key,
         top_logprobs=body.num_logprobs(),
         loops=body.loops(service.config.engine.loops),
+        grammar=body.constraint(),
     )
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-HEAVY = ("mlx", "mlx_lm", "transformers", "httpx2", "prompt_toolkit", "starlette", "uvicorn")
+HEAVY = ("mlx", "mlx_lm", "transformers", "httpx2", "prompt_toolkit", "starlette", "uvicorn", "llguidance")
 LIMIT_S = 0.3
 SHOW_MODULES = (
     "import sys\n"

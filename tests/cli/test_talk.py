@@ -141,7 +141,7 @@ def test_a_piped_chat_with_a_failed_turn_ends_with_1(double, address, mlxcel):
             "--config is decided where the server was",
         ),
         (["run", "a", "-m", "b", "-p", "x"], 2, "two models are named: a and b"),
-        (["run", "-p", "x", "--json-schema", "f"], 2, "No such option: --json-schema"),
+        (["run", "-p", "x", "--show-reasoning"], 2, "No such option: --show-reasoning"),
         (["run", "-p", "x", "--temp", "hot"], 2, "Invalid value for '--temp'"),
         (["run", "-p", "x", "--top-p", "2"], 2, "Invalid value for '--top-p'"),
         (["run", "-p", "x", "-m", "nonesuch"], 1, "no model is known as 'nonesuch'"),
@@ -159,7 +159,38 @@ def test_what_a_person_can_mend_is_one_line_and_a_hint(arguments, code, error, m
 
 
 def test_a_flag_that_is_to_arrive_is_known(mlxcel):
-    assert "hint: --json-schema has not arrived" in mlxcel("run", "--json-schema", "f").err
+    assert "hint: --show-reasoning has not arrived" in mlxcel("run", "--show-reasoning").err
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_schema_is_sent_as_it_is_written(command, double, address, mlxcel, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "object", "properties": {"z": {}, "é": {}}}')
+    ended = mlxcel(command, "--server", address, "--json-schema", str(file), stdin=b"hi\n")
+    assert ended.code == 0
+    asked = double.asked[0][1]["response_format"]
+    schema = {"type": "object", "properties": {"z": {}, "é": {}}}
+    assert asked == {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert list(asked["json_schema"]["schema"]["properties"]) == ["z", "é"]
+
+
+@pytest.mark.parametrize("written", [None, b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_schema_that_is_none_ends_the_command_before_a_model_is_loaded(written, mlxcel, tmp_path):
+    file = tmp_path / "schema.json"
+    if written is not None:
+        file.write_bytes(written)
+    ended = mlxcel("run", "-m", "nonesuch", "-p", "hi", "--json-schema", str(file))
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith(f"error: the JSON schema {file} ")
+    assert ended.err.count("\n") == 1
+
+
+def test_an_answer_in_this_process_keeps_to_a_schema(tiny, mlxcel, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum": ["red", "green"]}')
+    ended = mlxcel("run", "-m", str(tiny), "-p", "hi", "--json-schema", str(file))
+    assert ended.code == 0, ended.err
+    assert ended.out in ('"red"\n', '"green"\n')
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -143,3 +144,16 @@ async def test_eight_clients_at_once_answer_as_alone(server: Live) -> None:
     assert len(set(alone)) > 1
     for streamed in (True, False):
         assert await asyncio.gather(*(ask(i, streamed) for i in range(8))) == alone
+
+
+class Animal(pydantic.BaseModel):
+    kind: Literal["cat", "dog"]
+    legs: int = pydantic.Field(ge=0, le=9)
+    parents: list[Literal["a", "b"]] = pydantic.Field(max_length=2)
+
+
+def test_an_answer_is_parsed_into_the_type_it_was_asked_for(client: openai.OpenAI) -> None:
+    asked = ASKED | {"max_tokens": 200, "temperature": 1, "seed": 3}
+    answer = client.chat.completions.parse(messages=messages(), response_format=Animal, **asked)
+    assert answer.choices[0].finish_reason == "stop"
+    assert isinstance(answer.choices[0].message.parsed, Animal)

@@ -31,9 +31,12 @@ from engine.plan import Held, Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_of, probe
 from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, Storable
 from engine.sample.chain import sample
+from engine.sample.force import force
 from engine.sample.state import Draw, draw_of
+from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
+from engine.text.toolcalls import ToolCalls
 from engine.verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -84,6 +87,8 @@ class Engine:
             eos=tokenizer.eos_token or "",
         )
         self.template = ChatTemplate.of(tokenizer)
+        self.markup = Markup.of(tokenizer, self.template.source)
+        self.tool_calls = ToolCalls.of(tokenizer, self.markup)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
         if verdict is None:
             self._forward, verdict = probe(loaded.model, loaded.vocab_size)
@@ -286,12 +291,14 @@ class Engine:
         elif self.config.n_predict >= 0:
             bounds.append(self.config.n_predict)
         seed = request.sampling.seed
-        return Row(
+        row = Row(
             request=request,
             limit_tokens=min(bounds),
             seed=secrets.randbits(64) if seed is None else seed,
             text=self._finish.open(request),
         )
+        self._finish.begin(row)
+        return row
 
     def prefill(self, pieces: Iterable[Piece]) -> list[Event]:
         """Store the pieces; a row whose last piece this is gets its first token."""
@@ -310,11 +317,7 @@ class Engine:
         if tick.preempt:
             self._preempt(tick.preempt)
             return self._unheard()
-        if (
-            self._lookahead
-            and not tick.prefill
-            and not any(row.request.sampling.looks_back for row in tick.decode)
-        ):
+        if self._lookahead and not tick.prefill and not any(row.request.looks_back for row in tick.decode):
             self._run_ahead(tick.decode)
             return self._unheard()
         try:
@@ -467,11 +470,11 @@ class Engine:
             sampled.append(row)
             draws.append(draw_of(row, ahead=0 if unread is None else 1))
         logits = self._forward.run(spans)
-        drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)
+        drawn = force(self._sample(logits, draws), sampled) if sampled else mx.zeros((0,), mx.int32)
         hits = tuple(
             (i, draws[i], logits[i])
             for i, piece in enumerate(piece for piece in pieces if piece.is_last)
-            if self.verifier.samples(piece.row)
+            if not piece.row.forced and self.verifier.samples(piece.row)
         )
         results = [drawn, *(row for _, _, row in hits), *(a for span in spans for a in span.storage.arrays())]
         if self._lookahead:

@@ -24,8 +24,10 @@ from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
 from engine.request import Event, Failed, Output, Progress, Request, Row, Sampling, Storable
 from engine.scheduler import Scheduler
+from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
+from engine.text.toolcalls import ToolCalls
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -45,6 +47,8 @@ class ServedModel:
 
     tokens: Tokens
     template: ChatTemplate
+    markup: Markup
+    tool_calls: ToolCalls
     context_length: int
     default_sampling: Sampling
     num_slots: int
@@ -243,6 +247,8 @@ class EngineLoop:
         self.model = ServedModel(
             engine.tokens,
             engine.template,
+            engine.markup,
+            engine.tool_calls,
             engine.context_length,
             engine.default_sampling,
             engine.num_slots,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from engine.errors import MlxcelError
+from engine.text.filter import Markup, Part
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Priority = Literal["high", "normal", "low"]
@@ -41,6 +42,14 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """At most `num_tokens` of reasoning; then the tokens `end`, which end it, take the place of draws."""
+
+    num_tokens: int
+    end: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to be continued.
 
@@ -50,6 +59,8 @@ class Request:
     `cache_salt` share nothing with this one; what one with a `prompt_cache_key` uses is kept for longer than what
     others do. `boundaries` are the prompt lengths, ascending, at which a conversation's turns begin, its whole
     length the last: where results depend on the cut, a prompt is cut there, so that the next turn can go on there.
+    `markup` is that of the answer, where it has any: stop strings then match what is said in it and nothing else.
+    `thinking` bounds its reasoning.
     """
 
     id: str
@@ -64,6 +75,13 @@ class Request:
     cache_salt: str = ""
     prompt_cache_key: str = ""
     boundaries: tuple[int, ...] = ()
+    markup: Markup | None = None
+    thinking: ThinkingBudget | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw depends on the tokens before it."""
+        return self.sampling.looks_back or self.thinking is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +92,8 @@ class Row:
     `num_cached` are prompt tokens that were not computed for it when it first ran. `cache_miss` is the index of
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
-    `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step.
+    `storage` (per-layer state) belongs to the engine, `text` (detokenizer, filter and stop matcher) to the finish
+    step. `forced` are the tokens that come next whatever is drawn.
     """
 
     request: Request
@@ -90,6 +109,7 @@ class Row:
     num_preempted: int = 0
     started_s: float = 0.0
     first_token_s: float = 0.0
+    forced: tuple[int, ...] = ()
     prefill_tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,7 +137,8 @@ class Row:
 class Timings:
     """Where one row's time went, in milliseconds of wall clock.
 
-    `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's.
+    `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's. Of the `predicted_n`
+    new tokens, `reasoning_n` were reasoning.
     """
 
     prompt_n: int
@@ -126,6 +147,7 @@ class Timings:
     predicted_ms: float
     cache_n: int = 0
     cache_miss: int | None = None
+    reasoning_n: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +198,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One new token, and the text it released (often empty). The last one carries the reason and the timings."""
+    """One new token, and the text it released (often empty). The last one carries the reason and the timings.
+
+    Where the request has markup the text is in `parts`, and `text` is the answer among them.
+    """
 
     row: Row
     token: int
     text: str
     finish_reason: FinishReason | None = None
     timings: Timings | None = None
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

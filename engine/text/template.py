@@ -1,11 +1,13 @@
 """The one chat render: messages to the text of a prompt, by the checkpoint's own template.
 
 Templates differ in what they know. Here a dialect's liberties end: null content is empty text, parts are
-joined, `developer` is `system`, a call's arguments are an object. Where a template has no place for tools, they
-are written into the system message, and calls and results into the turns. The template engine is given.
+joined, `developer` is `system`, a call's arguments are an object, reasoning has the name that the template reads.
+Where a template has no place for tools, they are written into the system message, and calls and results into the
+turns. The template engine is given.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +17,7 @@ from engine.errors import NoChatTemplate, RequestError, TemplateFailed
 
 Message = Mapping[str, Any]
 
+_THINKING_FIELD = re.compile(r"""message\.thinking|message\[["']thinking|["']thinking["'] in message""")
 _TOOLS_PROMPT = """You can call these functions:
 {tools}
 To call one, answer with a JSON object between tags:
@@ -51,6 +54,10 @@ class ChatTemplate:
     def exists(self) -> bool:
         return self._apply is not None
 
+    def takes(self, argument: str) -> bool:
+        """Whether the template asks for this argument; one whose text is not known is taken to."""
+        return not self.source or argument in self.source
+
     def render(
         self,
         messages: Sequence[Message],
@@ -70,7 +77,7 @@ class ChatTemplate:
                 param="messages",
                 hint="send the text to /v1/completions",
             )
-        turns = [_normalized(index, message) for index, message in enumerate(messages)]
+        turns = [self._normalized(index, message) for index, message in enumerate(messages)]
         extra = dict(arguments or {})
         if ends:
             extra["add_generation_prompt"] = False
@@ -82,6 +89,21 @@ class ChatTemplate:
             return self._apply(turns, **extra)
         except Exception as fault:
             raise TemplateFailed(f"the chat template refused these messages: {fault}", param="messages") from fault
+
+    def _normalized(self, index: int, message: Message) -> dict[str, Any]:
+        turn = {key: value for key, value in message.items() if value is not None}
+        if turn.get("role") == "developer":
+            turn["role"] = "system"
+        content = turn.get("content", "")
+        turn["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        if calls := turn.pop("tool_calls", None):
+            turn["tool_calls"] = [_normalized_call(index, call) for call in calls]
+        thought = turn.pop("reasoning", None) or turn.get("reasoning_content")
+        if thought:
+            turn["reasoning_content"] = thought
+            if _THINKING_FIELD.search(self.source) and not (calls and turn["content"]):
+                turn["thinking"] = thought  # Harmony's templates refuse it beside content and calls
+        return turn
 
     def boundaries(
         self,
@@ -135,17 +157,6 @@ class ChatTemplate:
                 return stop - 1 if previous is not None and before.startswith(previous) else None
             previous = text
         return None
-
-
-def _normalized(index: int, message: Message) -> dict[str, Any]:
-    turn = {key: value for key, value in message.items() if value is not None}
-    if turn.get("role") == "developer":
-        turn["role"] = "system"
-    content = turn.get("content", "")
-    turn["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    if calls := turn.pop("tool_calls", None):
-        turn["tool_calls"] = [_normalized_call(index, call) for call in calls]
-    return turn
 
 
 def _normalized_call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from starlette.types import ASGIApp
 
 from engine.errors import RequestError
 from engine.loop import ServedModel
-from engine.request import PRIORITIES, FinishReason, Priority
+from engine.request import PRIORITIES, Priority
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import BodyTooLarge, UnknownModel, json_response
-from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, start
+from server.generate import Answer, Prompted, Usage, start
 from server.record import record_of
+from server.reply import CallArguments, CallBegun, Choice, Finish, Prefilled, Reasoning, Text
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from server.exposition import Exposition
 
 MAX_BODY_BYTES = 32 << 20
+Said = Text | Reasoning | CallBegun | CallArguments | Finish
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -105,19 +107,19 @@ class Dialect:
         """What the stream says of a choice before its first text, if anything."""
         return None
 
-    def said(self, choice: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        """One entry of a chunk's `choices`: more text, or the end."""
+    def said(self, piece: Said) -> dict[str, Any]:
+        """One entry of a chunk's `choices`: more of the answer, or its end."""
         raise NotImplementedError
 
-    def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
+    def answered(self, number: int, choice: Choice) -> dict[str, Any]:
         """One entry of the whole answer's `choices`."""
         raise NotImplementedError
 
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {**self._named, "object": self.chunk_object, "choices": list(choices), **more}
 
-    def whole(self, choices: list[tuple[str, FinishReason]], usage: Usage) -> dict[str, Any]:
-        answered = [self.answered(i, text, reason) for i, (text, reason) in enumerate(choices)]
+    def whole(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
+        answered = [self.answered(number, choice) for number, choice in enumerate(choices)]
         return {**self._named, "object": self.object, "choices": answered, **_counted(usage)}
 
 
@@ -130,13 +132,10 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
         if (opening := dialect.opening(choice)) is not None:
             yield dialect.chunk(opening)
     async for piece in answer.pieces():
-        match piece:
-            case Text(choice=choice, text=text):
-                yield dialect.chunk(dialect.said(choice, text, None))
-            case Finish(choice=choice, reason=reason):
-                yield dialect.chunk(dialect.said(choice, "", reason))
-            case Prefilled(done=done, total=total):
-                yield Comment(f"prefill {done}/{total}")
+        if isinstance(piece, Prefilled):
+            yield Comment(f"prefill {piece.done}/{piece.total}")
+        else:
+            yield dialect.chunk(dialect.said(piece))
     if include_usage:
         yield dialect.chunk(**_counted(answer.usage))
 
@@ -148,8 +147,9 @@ def begun(
     body: GenerationBody,
     prompted: Prompted,
     priority: Priority,
+    **more: Any,
 ) -> Answer:
-    """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
+    """Enqueue what `body` asks for; `more` is what a dialect alone knows. Raises as `start` does."""
     return start(
         service.bridge,
         model,
@@ -164,6 +164,7 @@ def begun(
         cache_prompt=body.cache_prompt,
         cache_salt=body.cache_salt,
         prompt_cache_key=body.prompt_cache_key,
+        **more,
     )
 
 

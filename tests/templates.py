@@ -1,6 +1,5 @@
 """Chat templates for tiny checkpoints: of models that think, that call tools, or that speak in channels."""
 
-import json
 from pathlib import Path
 
 from tests.tiny import write_checkpoint, write_tokenizer
@@ -19,7 +18,7 @@ _ALL = _TOOLS + "{% for m in messages %}" + _TURN + "{% endfor %}" + _OPENING
 PLAIN = _ALL.replace(" THOUGHT ", "").replace("OPENING", "")
 # Keeps reasoning in history, and opens a thought itself or, when told not to think, an empty one.
 THINKING = _ALL.replace(" THOUGHT ", _THOUGHT).replace(
-    "OPENING", "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
+    "OPENING", "{% if not enable_thinking %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}"
 )
 # As THINKING, but the model opens its thoughts.
 THINKS_ITSELF = _ALL.replace(" THOUGHT ", _THOUGHT).replace("OPENING", "")
@@ -32,8 +31,8 @@ HARMONY = (
 )
 
 
-def checkpoint(folder: Path, template: str, *, thinks: bool = True) -> Path:
-    """A tiny checkpoint with this template. The vocabulary has no think tags, so what the switch is, is said here."""
+def checkpoint(folder: Path, template: str) -> Path:
+    """A tiny checkpoint with this template."""
     write_checkpoint(folder, "gemma3_text")
     write_tokenizer(folder, template)
     return folder

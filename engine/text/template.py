@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.errors import NoChatTemplate, RequestError, TemplateFailed
+from engine.text.filter import Markup
 
 Message = Mapping[str, Any]
 
@@ -42,13 +43,13 @@ class ChatTemplate:
         """The template of an mlx-lm tokenizer wrapper."""
         if not tokenizer.has_chat_template:
             return cls(None)
-        source = tokenizer.chat_template
+        source = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+        always = {"add_generation_prompt": True, "enable_thinking": Markup.of(tokenizer, source).reasons}
 
         def apply(messages: list[dict[str, Any]], **arguments: Any) -> str:
-            asked = {"add_generation_prompt": True, **arguments}
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, **asked))
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **(always | arguments)))
 
-        return cls(apply, source if isinstance(source, str) else "")
+        return cls(apply, source)
 
     @property
     def exists(self) -> bool:

@@ -93,7 +93,7 @@ class Row:
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer, filter and stop matcher) to the finish
-    step. `forced` are the tokens that come next whatever is drawn.
+    step. `forced` are the tokens that come next whatever is drawn. `is_warm_up`: nobody asked for it yet.
     """
 
     request: Request
@@ -110,6 +110,7 @@ class Row:
     started_s: float = 0.0
     first_token_s: float = 0.0
     forced: tuple[int, ...] = ()
+    is_warm_up: bool = False
     prefill_tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +120,11 @@ class Row:
     def prefilled(self) -> bool:
         """Whether all that comes before the next token is stored, so that the row decodes."""
         return self.cursor == len(self.prefill_tokens)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether what it reuses counts: not for a second time, and not where nobody has asked for it."""
+        return not (self.num_preempted or self.is_warm_up)
 
     @property
     def most_tokens(self) -> int:

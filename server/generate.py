@@ -95,7 +95,8 @@ class Usage:
 class Answer:
     """One submission under way: iterate its pieces, or fold them. `close` cancels what still runs.
 
-    `message_at` is that of its prompt, off the event loop; `reading` says how its calls are read.
+    `message_at` is that of its prompt, off the event loop; `reading` says how its calls are read. `on_finish`
+    hears of each choice that has ended.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Answer:
         self._events = events
         self.usage = usage
         self.num_choices = num_choices
+        self.on_finish: Callable[[Choice], None] = lambda choice: None
         self.choices = [Choice() for _ in range(num_choices)]
         self._readers = [Reader(choice, reading) for choice in range(num_choices)]
         self._message_at = message_at
@@ -135,6 +137,7 @@ class Answer:
                         self.choices[choice].add(piece)
                         if isinstance(piece, Finish):
                             self.usage.reasons.append(piece.reason)
+                            self.on_finish(self.choices[choice])
                         yield piece
 
     async def _ended(self, choice: int, timings: Timings) -> None:

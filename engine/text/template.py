@@ -95,8 +95,7 @@ class ChatTemplate:
         turn = {key: value for key, value in message.items() if value is not None}
         if turn.get("role") == "developer":
             turn["role"] = "system"
-        content = turn.get("content", "")
-        turn["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
+        turn["content"] = text_of(turn.get("content"))
         if calls := turn.pop("tool_calls", None):
             turn["tool_calls"] = [_normalized_call(index, call) for call in calls]
         thought = turn.pop("reasoning", None) or turn.get("reasoning_content")
@@ -158,6 +157,11 @@ class ChatTemplate:
                 return stop - 1 if previous is not None and before.startswith(previous) else None
             previous = text
         return None
+
+
+def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """A message's content as one text."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def _normalized_call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

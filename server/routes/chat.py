@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from server.conversations import Turn
 from server.generate import Answer, chat_prompt
 from server.reply import CallArguments, CallBegun, Choice, Finish, Reason, Reasoning, Text
 from server.routes.common import (
@@ -69,11 +70,16 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
 
     async def begin() -> Answer:
         model = await service.bridge.model()
-        arguments = body.template_arguments(model.template, model.markup)
-        prompted = await chat_prompt(
-            service.bridge, model, body.messages, tools=body.callable, arguments=arguments
+        turn = Turn(
+            body.messages,
+            body.callable,
+            body.template_arguments(model.template, model.markup),
+            body.cache_salt,
+            body.prompt_cache_key,
         )
-        return begun(
+        messages = service.conversations.filled(model, turn) if body.cache_prompt else body.messages
+        prompted = await chat_prompt(service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments)
+        answer = begun(
             service,
             model,
             dialect,
@@ -81,8 +87,11 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
             prompted,
             priority,
             thinking_tokens=body.thinking_tokens,
-            tools=body.callable,
+            tools=turn.tools,
             parallel_calls=body.parallel_tool_calls,
         )
+        if body.cache_prompt:
+            answer.on_finish = lambda choice: service.conversations.answered(model, turn, choice)
+        return answer
 
     return await respond(request, body, dialect, begin)

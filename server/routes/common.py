@@ -16,6 +16,7 @@ from engine.loop import ServedModel
 from engine.request import PRIORITIES, Priority
 from server.bridge import Bridge
 from server.config import ServerConfig
+from server.conversations import Conversations
 from server.errors import BodyTooLarge, UnknownModel, json_response
 from server.generate import Answer, Prompted, Usage, start
 from server.record import record_of
@@ -37,6 +38,12 @@ class Service:
     def __init__(self, config: ServerConfig, bridge: Bridge) -> None:
         self.config = config
         self.bridge = bridge
+        self.conversations = Conversations(
+            bridge,
+            config.served_name,
+            keeps=not config.engine.no_prompt_cache,
+            warms_up=not config.no_warmup_next_turn,
+        )
         self.started_s = int(time.time())
 
     @functools.cached_property

@@ -39,6 +39,11 @@ class StreamFilter(Protocol):
         """Whether the text that comes next is reasoning, as far as is known."""
         ...
 
+    @property
+    def num_held(self) -> int:
+        """How many of the characters that were taken are in no part yet."""
+        ...
+
     def feed(self, text: str) -> list[Part]:
         """Take `text`; the parts that are certain by now."""
         ...
@@ -149,6 +154,10 @@ class _Tags:
     @property
     def is_reasoning(self) -> bool:
         return self._mode == "reasoning"
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
 
     def feed(self, text: str) -> list[Part]:
         self._held += text
@@ -303,6 +312,10 @@ class _Channels:
     def is_reasoning(self) -> bool:
         return self._kind == "reasoning"
 
+    @property
+    def num_held(self) -> int:
+        return len(self._raw) + len(self._held)
+
     def feed(self, text: str) -> list[Part]:
         self._held += text
         while self._message() if self._kind else self._between() if self._header is None else self._in_header():
@@ -419,10 +432,13 @@ def overlap(text: str, tag: str) -> int:
 
 
 def put(parts: list[Part], kind: Kind, text: str, *, closed: bool = True) -> None:
-    """Add `text` to `parts`: to the last of them where that is of the same kind, but for calls."""
+    """Add `text` to `parts`: to the last of them where that is as much answer, or reasoning.
+
+    Markup is not joined, so that a tag is never one part with what is beside the tag before it.
+    """
     if not text:
         return
-    if parts and kind != "call" and parts[-1].kind == kind:
+    if parts and kind in ("answer", "reasoning") and parts[-1].kind == kind:
         parts[-1] = replace(parts[-1], text=parts[-1].text + text)
     else:
         parts.append(Part(kind, text, closed))

@@ -18,6 +18,7 @@ from mlxcel_cli.commands.options import (
     ModelOption,
     Prompt,
     Server,
+    ShowReasoning,
     Stats,
     Stop,
     System,
@@ -57,6 +58,7 @@ def run(
     stop: Stop = None,
     server: Server = None,
     stats: Stats = False,
+    show_reasoning: ShowReasoning = False,
     config_file: ConfigFile = None,
     **flags: Any,
 ) -> None:
@@ -69,7 +71,7 @@ def run(
 
     from mlxcel_cli import session
 
-    talk = session.Talk(**common, system=system, stats=stats)
+    talk = session.Talk(**common, system=system, stats=stats, show_reasoning=show_reasoning)
     raise typer.Exit(session.converse(talk) if text is None else session.answer_once(talk, text))
 
 
@@ -82,6 +84,7 @@ def chat(
     stop: Stop = None,
     server: Server = None,
     stats: Stats = False,
+    show_reasoning: ShowReasoning = False,
     config_file: ConfigFile = None,
     **flags: Any,
 ) -> None:
@@ -91,7 +94,8 @@ def chat(
 
     from mlxcel_cli import session
 
-    raise typer.Exit(session.converse(session.Talk(**common, system=system, stats=stats)))
+    talk = session.Talk(**common, system=system, stats=stats, show_reasoning=show_reasoning)
+    raise typer.Exit(session.converse(talk))
 
 
 @config.takes(*OWN_SERVER, request=tuple(FIELDS))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server.echo import Echo
-from tests.server.test_tools import HI, script
+from tests.replies import HI, script
 from tests.serving import CHAT, served
 from tests.templates import THINKING, checkpoint
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.test_tools import HI, answered, script
+from tests.replies import HI, answered, script
 from tests.serving import CHAT, served, tokens_of
 from tests.templates import HARMONY, PLAIN, THINKING, THINKS_ITSELF, checkpoint
 

@@ -6,79 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from tests.serving import CHAT, ScriptedSampler, Served, Stream, served, tokens_of
+from tests.replies import ADD, CALL, HI, OTHER, TOOLS, answered, called, script
+from tests.serving import CHAT, served
 from tests.templates import CODER, HARMONY, PLAIN, THINKS_ITSELF, checkpoint
 
 pytestmark = pytest.mark.anyio
-
-HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "seed": 0}
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "adds",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
-    },
-}
-SUB = {"type": "function", "function": {"name": "sub"}}
-TOOLS = HI | {"tools": [ADD, SUB]}
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
-OTHER = '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>'
-
-
-def script(*texts: str, choices: int = 1) -> ScriptedSampler:
-    """One text for each seed."""
-    return ScriptedSampler({seed: tokens_of(text) for seed, text in enumerate(texts)}, choices=choices)
-
-
-def folded(stream: Stream, choice: int = 0) -> dict[str, Any]:
-    """A choice as the whole answer would have it, out of the deltas of a stream."""
-    message: dict[str, Any] = {"role": "assistant", "content": ""}
-    calls: list[dict[str, Any]] = []
-    for entry in stream.entries(choice):
-        delta = entry["delta"]
-        message["content"] += delta.get("content") or ""
-        if "reasoning_content" in delta:
-            message["reasoning_content"] = message.get("reasoning_content", "") + delta["reasoning_content"]
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                assert call["index"] == len(calls), "a call begins twice, or out of turn"
-                calls.append({key: call[key] for key in ("id", "type")} | {"function": dict(call["function"])})
-            else:
-                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-    if calls:
-        message["content"] = message["content"] or None
-        message["tool_calls"] = calls
-    [reason] = stream.reasons(choice)
-    return {"index": choice, "message": message, "logprobs": None, "finish_reason": reason}
-
-
-def nameless(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice without the ids of its calls, which no two answers share."""
-    ids = [call.pop("id") for call in choice["message"].get("tool_calls", ())]
-    assert len(set(ids)) == len(ids)
-    assert all(ids)
-    return choice
-
-
-async def answered(service: Served, body: dict[str, Any]) -> dict[str, Any]:
-    """The one choice of an answer, the same in both modes, and strictly what OpenAI's client knows."""
-    whole = await service.answer(CHAT, body)
-    stream = await service.stream(CHAT, body)
-    assert stream.done
-    ChatCompletion.model_validate(whole, strict=True)
-    for chunk in stream.chunks:
-        ChatCompletionChunk.model_validate(chunk, strict=True)
-    [choice] = whole["choices"]
-    assert nameless(folded(stream)) == nameless(choice)
-    return choice
-
-
-def called(choice: dict[str, Any]) -> list[tuple[str, Any]]:
-    calls = [call["function"] for call in choice["message"].get("tool_calls", ())]
-    return [(call["name"], json.loads(call["arguments"])) for call in calls]
 
 
 async def test_a_call(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from engine.sample.state import Draw
-from tests.server.test_tools import CALL, HI, TOOLS, script
+from tests.replies import CALL, HI, TOOLS, script
 from tests.serving import CHAT, Gate, served, tokens_of
 from tests.templates import FORGETS, PLAIN, THINKING, checkpoint
 from tests.tiny import END_OF_TURN, write_tokenizer

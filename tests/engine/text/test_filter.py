@@ -18,10 +18,16 @@ def split(markup: Markup, chunks: list[str]) -> list[Part]:
     """The parts of a reply, those that belong together joined."""
     filter_ = markup.filter()
     parts: list[Part] = []
-    for found in (*map(filter_.feed, chunks), filter_.finish()):
+    for number in range(len(chunks) + 1):
+        found = filter_.feed(chunks[number]) if number < len(chunks) else filter_.finish()
         for part in found:
             assert part.text, "an empty part"
-            put(parts, part.kind, part.text, closed=part.closed)
+            if parts and part.kind == parts[-1].kind == "markup":
+                parts[-1] = Part("markup", parts[-1].text + part.text)
+            else:
+                put(parts, part.kind, part.text, closed=part.closed)
+        taken = sum(map(len, chunks[: number + 1]))
+        assert taken == sum(len(part.text) for part in parts) + filter_.num_held * (number < len(chunks))
     return parts
 
 

@@ -115,3 +115,17 @@ async def test_a_budget_in_a_batch_is_a_budget_alone(tmp_path: Path) -> None:
     async with served(folder, no_prompt_cache=True, lookahead=True) as service:
         ahead = await asyncio.gather(*(service.answer(CHAT, body) for body in bodies))
     assert [whole["choices"] for whole in ahead] == alone
+
+
+async def test_a_budget_outlives_a_preemption(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, THINKING)
+    bodies = [
+        HI | {"seed": seed, "temperature": 1, "max_tokens": 30, "ignore_eos": True, "thinking_budget": 4 * seed}
+        for seed in range(4)
+    ]
+    async with served(folder, no_prompt_cache=True) as service:
+        alone = [(await service.answer(CHAT, body))["choices"] for body in bodies]
+    async with served(folder, no_prompt_cache=True, ctx_size=80) as service:
+        together = await asyncio.gather(*(service.answer(CHAT, body) for body in bodies))
+        assert any(row.num_preempted for row in service.engine.rows)
+    assert [whole["choices"] for whole in together] == alone

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.filter import THINK, Markup, Part, put
@@ -42,6 +42,7 @@ def shown(markup: Markup, text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_text_in_any_chunking_is_there_and_is_split_alike(name: str, data: st.DataObject) -> None:
     words = st.one_of(st.sampled_from(words_of(name)), st.text(max_size=4))

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.filter import Markup, Part
@@ -19,6 +19,7 @@ def test_a_call_of_every_family_is_understood(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+@settings(deadline=None)
 @given(data=st.data())
 def test_any_text_is_a_call_of_the_tools_or_none(name: str, data: st.DataObject) -> None:
     words = st.one_of(st.sampled_from(words_of(name)), st.text(max_size=4))

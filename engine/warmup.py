@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine.errors import RequestError
-from engine.plan import Piece, PrefillPlan
+from engine.plan import SHARED_MAX_TOKENS, Piece, PrefillPlan
 from engine.request import Event, Request, Row
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class WarmUps:
         stop = len(row.request.prompt) - 1
         events: list[Event] = []
         try:
-            piece = self._plan.piece(row, self._plan.budget(decoding=True))
+            piece = self._plan.piece(row, min(self._plan.budget(decoding=True), SHARED_MAX_TOKENS))
             if piece.start < stop:
                 events = self._engine.prefill([Piece(row, piece.start, min(piece.stop, stop))])
             if piece.start >= stop or row.cursor >= stop:

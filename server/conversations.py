@@ -54,13 +54,15 @@ class Conversations:
         """The turn's messages, with the reasoning of those that were answered here and came back without."""
         return self._echo.filled(self._scope(model, turn), turn.messages)
 
-    def answered(self, model: ServedModel, turn: Turn, choice: Choice) -> None:
-        """Take note of a plain answer; one that calls tools goes on otherwise."""
+    def answered(self, model: ServedModel, turn: Turn, choice: Choice, *, num_choices: int = 1) -> None:
+        """Take note of a plain answer; one that calls tools goes on otherwise, and of several nobody knows which
+        does.
+        """
         if not self._keeps or choice.calls or not choice.text:
             return
         if choice.reasoning:
             self._echo.keep(self._scope(model, turn), turn.messages, choice.text, choice.reasoning)
-        if self._warms_up:
+        if self._warms_up and num_choices == 1:
             task = asyncio.ensure_future(self._warm_up(model, turn, choice.text))
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)

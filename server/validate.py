@@ -158,6 +158,7 @@ class Message(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatBody(GenerationBody, kw_only=True):

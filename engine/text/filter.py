@@ -91,12 +91,12 @@ class Markup:
 
     @property
     def ends_thought(self) -> str:
-        """What a model would write to end its reasoning and begin to answer."""
+        """What a model would write to end its reasoning, up to where an answer can begin."""
         if self.harmony:
             return f"{END}{START}assistant{CHANNEL}final{MESSAGE}"
         if self.think is None:
             return ""
-        return f"\n{self.think[1]}\n\n" if self.think == THINK else self.think[1]
+        return f"\n{self.think[1]}" if self.think == THINK else self.think[1]
 
     def behind(self, prompt: str, *, calls: bool) -> "Markup":
         """That of a reply to `prompt`, which may have calls or not."""

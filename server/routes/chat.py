@@ -91,7 +91,9 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
             parallel_calls=body.parallel_tool_calls,
         )
         if body.cache_prompt:
-            answer.on_finish = lambda choice: service.conversations.answered(model, turn, choice)
+            answer.on_finish = lambda choice: service.conversations.answered(
+                model, turn, choice, num_choices=body.n
+            )
         return answer
 
     return await respond(request, body, dialect, begin)

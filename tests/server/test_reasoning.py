@@ -82,7 +82,7 @@ async def test_effort_reaches_a_template_that_asks_for_it(tmp_path: Path) -> Non
     assert prompt.endswith("Reasoning: low<|start|>assistant")
 
 
-END = "\n</think>\n\n"
+END = "\n</think>"
 
 
 @pytest.mark.parametrize("budget", [0, 1, 5, 100])

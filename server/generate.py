@@ -254,8 +254,8 @@ def start(
                 cache_salt,
                 prompt_cache_key,
                 prompted.boundaries,
-                prompted.markup,
-                thinking,
+                markup=prompted.markup,
+                thinking=thinking,
             )
             for choice in range(num_choices)
         ]

@@ -222,7 +222,9 @@ class ChatBody(GenerationBody, kw_only=True):
                 raise RequestError(
                     "reasoning_effort: this model's chat template knows no degrees of it", param="reasoning_effort"
                 )
-            effort, thinks = None, False if thinks is None else thinks
+            if thinks:
+                raise RequestError("reasoning_effort and enable_thinking differ", param="reasoning_effort")
+            effort, thinks = None, False
         if thinks is not None and not template.takes("enable_thinking"):
             if thinks or markup.reasons:
                 raise RequestError(

@@ -50,6 +50,7 @@ async def test_the_prompt_decides_and_not_the_switch(tmp_path: Path) -> None:
         (THINKS_ITSELF, {"reasoning_effort": "none"}, "reasoning_effort"),
         (THINKING, {"reasoning_effort": "much"}, "reasoning_effort"),
         (THINKING, {"thinking_budget": -2}, "thinking_budget"),
+        (THINKING, {"enable_thinking": True, "reasoning_effort": "none"}, "reasoning_effort"),
         (
             THINKING,
             {"enable_thinking": True, "chat_template_kwargs": {"enable_thinking": False}},

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import RequestError
 from engine.plan import SHARED_MAX_TOKENS, Piece, PrefillPlan
-from engine.request import Event, Request, Row
+from engine.request import Request, Row
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -52,24 +52,22 @@ class WarmUps:
         if self._row is not None:
             self._end(self._row)
 
-    def advance(self) -> list[Event]:
-        """Run one piece; what happened to others by that. A fault ends this warm-up alone."""
+    def advance(self) -> None:
+        """Run one piece. A fault ends this warm-up alone."""
         row = self._row or self._begin()
         if row is None:
-            return []
+            return
         stop = len(row.request.prompt) - 1
-        events: list[Event] = []
         try:
             piece = self._plan.piece(row, min(self._plan.budget(decoding=True), SHARED_MAX_TOKENS))
             if piece.start < stop:
-                events = self._engine.prefill([Piece(row, piece.start, min(piece.stop, stop))])
+                self._engine.prefill([Piece(row, piece.start, min(piece.stop, stop))])
             if piece.start >= stop or row.cursor >= stop:
                 self._end(row)
         except Exception:
             log.exception("the next turn could not be prepared")
-            _, events = self._engine.abandon()
+            self._engine.abandon()
             self._end(row)
-        return [event for event in events if event.row is not row]
 
     def _begin(self) -> Row | None:
         """A row for the newest that waits and that can be stored now."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from engine.request import FinishReason, Output, Request, Row, Timings
-from engine.text.filter import Part, StreamFilter, put
+from engine.text.parts import Part, StreamFilter, put
 from engine.text.tokens import Detokenizer
 
 Decode = Callable[[Sequence[int]], str]

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from engine.errors import MlxcelError
-from engine.text.filter import Markup, Part
+from engine.text.filter import Markup
+from engine.text.parts import Part
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Priority = Literal["high", "normal", "low"]

@@ -14,7 +14,8 @@ from typing import Any
 from engine.errors import ContextLengthExceeded, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import Output, Priority, Progress, Request, Sampling, ThinkingBudget, Timings
-from engine.text.filter import Markup, Part
+from engine.text.filter import Markup
+from engine.text.parts import Part
 from engine.text.tokens import REPLACEMENT
 from engine.text.toolcalls import Tools
 from server.bridge import Bridge, Events

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from engine.request import FinishReason
-from engine.text.filter import Part
+from engine.text.parts import Part
 from engine.text.toolcalls import Call, ToolCalls, Tools
 
 Reason = FinishReason | Literal["tool_calls"]

@@ -7,50 +7,17 @@ not known here (`toolcalls.py`). docs/tools.md has the rules in words.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-Kind = Literal["answer", "reasoning", "call", "markup"]
+from engine.text.channels import CALLED, CHANNEL, END, MESSAGE, START, Channels
+from engine.text.parts import Kind, Part, StreamFilter, overlap, put
 
 THINK = ("<think>", "</think>")
 MAX_OPENING = 256  # characters of a prompt's end that may say how the reply begins
 # Where a template names no tags of its own, tools are written out with these (`template.py`).
 PLAIN_CALLS = (("<tool_call>", "</tool_call>"),)
-# A call without its opening tag, which these models write now and then.
+# A call of Qwen3-Coder's without its opening tag, which is left out now and then.
 BARE_CALL = ("<function=", "</function>")
-START, CHANNEL, MESSAGE, END, CALLED = "<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"
-ENDS = (END, CALLED, "<|return|>")
-MAX_HEADER = 512  # characters of a Harmony header; what is longer is none
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Text of one kind. A call's is whole and has its tags; `closed` False: the reply ended within the call."""
-
-    kind: Kind
-    text: str
-    closed: bool = True
-
-
-class StreamFilter(Protocol):
-    """What splits one reply."""
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning, as far as is known."""
-        ...
-
-    @property
-    def num_held(self) -> int:
-        """How many of the characters that were taken are in no part yet."""
-        ...
-
-    def feed(self, text: str) -> list[Part]:
-        """Take `text`; the parts that are certain by now."""
-        ...
-
-    def finish(self) -> list[Part]:
-        """What was held back: no more text comes."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +75,7 @@ class Markup:
 
     def filter(self) -> StreamFilter:
         """A filter for one reply."""
-        return _Channels(self) if self.harmony else _Tags(self)
+        return Channels(self.opening, may_call=bool(self.calls)) if self.harmony else _Tags(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,160 +252,3 @@ class _Tags:
     def _released(self) -> list[Part]:
         parts, self._parts = self._parts, []
         return parts
-
-
-class _Channels:
-    """Harmony: messages with a header that names a channel, and perhaps a function to be called.
-
-    https://github.com/openai/harmony. The channel `analysis` is reasoning; every other is the answer, `commentary`
-    to the person among them. Text without a header is the answer.
-    """
-
-    def __init__(self, markup: Markup) -> None:
-        self._may_call = bool(markup.calls)
-        self._header: str | None = None  # of the message that has begun, as far as it was there before
-        self._kind: Kind | None = None  # of the message whose text comes
-        self._held = ""
-        self._raw = ""  # of a call, what has come
-        self._parts: list[Part] = []
-        if markup.opening:
-            header, message, _ = markup.opening.rpartition(MESSAGE)
-            if message:
-                self._kind = self._kind_of(header)
-            else:
-                self._header = markup.opening
-
-    @property
-    def is_reasoning(self) -> bool:
-        return self._kind == "reasoning"
-
-    @property
-    def num_held(self) -> int:
-        return len(self._raw) + len(self._held)
-
-    def feed(self, text: str) -> list[Part]:
-        self._held += text
-        while self._message() if self._kind else self._between() if self._header is None else self._in_header():
-            pass
-        return self._released()
-
-    def finish(self) -> list[Part]:
-        held, self._held = self._held, ""
-        if self._kind == "call":
-            put(self._parts, "call", self._raw + held, closed=False)
-            self._raw = ""
-        elif self._kind is None and held.startswith((START, CHANNEL)):
-            put(self._parts, "markup", held)
-        else:
-            put(self._parts, self._kind or "answer", held)
-        return self._released()
-
-    def _between(self) -> bool:
-        """Between two messages: a header begins, or text that has none."""
-        if not self._held or any(tag.startswith(self._held) for tag in (START, CHANNEL, *ENDS)):
-            return self._end_tag()
-        if self._end_tag():
-            return True
-        if self._held.startswith((START, CHANNEL)):
-            self._header = ""
-        else:
-            self._kind = "answer"
-        return True
-
-    def _end_tag(self) -> bool:
-        for tag in ENDS:
-            if self._held.startswith(tag):
-                put(self._parts, "markup", tag)
-                self._held = self._held[len(tag) :]
-                return True
-        return False
-
-    def _in_header(self) -> bool:
-        """A header ends with MESSAGE. What begins like none, or never ends, is the answer's text; one that another
-        tag breaks off is dropped.
-        """
-        assert self._header is not None, "asked within a header only"
-        held, begins = self._held, (START, CHANNEL, MESSAGE, " to=", *ENDS)
-        if not held.startswith(begins):
-            waits = any(tag.startswith(held) for tag in begins)
-            if not waits:
-                self._kind, self._header = "answer", None
-            return not waits
-        found = [(at, tag) for tag in (MESSAGE, *ENDS) if (at := held.find(tag)) >= 0]
-        if (at := held.find(START, 1)) >= 0:
-            found.append((at, START))
-        at, tag = min(found, default=(len(held), ""))
-        if at > MAX_HEADER:
-            self._kind, self._header = "answer", None
-            return True
-        if not tag:
-            return False
-        stop = at + (len(tag) if tag == MESSAGE else 0)
-        header, self._held = held[:stop], held[stop:]
-        self._kind = self._kind_of(self._header + header) if tag == MESSAGE else None
-        self._header = None
-        if self._kind == "call":
-            self._raw = header
-        else:
-            put(self._parts, "markup", header)
-        return True
-
-    def _message(self) -> bool:
-        """The text of a message, to its end or to the next header."""
-        tags = (*ENDS, START, CHANNEL)
-        found = [(at, tag) for tag in tags if (at := self._held.find(tag)) >= 0]
-        at, tag = min(found) if found else (len(self._held) - max(overlap(self._held, t) for t in tags), "")
-        end = at + len(tag) if tag in ENDS else at
-        text, self._held = self._held[:at], self._held[end:]
-        if self._kind == "call":
-            self._raw += text + (tag if tag in ENDS else "")
-            if tag:
-                put(self._parts, "call", self._raw)
-                self._raw = ""
-        else:
-            assert self._kind is not None, "asked within a message only"
-            put(self._parts, self._kind, text)
-            put(self._parts, "markup", tag if tag in ENDS else "")
-        if tag:
-            self._kind = None
-        return bool(tag)
-
-    def _kind_of(self, header: str) -> Kind:
-        if self._may_call and recipient(header):
-            return "call"
-        return "reasoning" if channel(header) == "analysis" else "answer"
-
-    def _released(self) -> list[Part]:
-        parts, self._parts = self._parts, []
-        return parts
-
-
-def channel(header: str) -> str:
-    """The channel that a Harmony header names, or nothing."""
-    words = header.partition(CHANNEL)[2].replace("<|", " <|").split()
-    return words[0] if words else ""
-
-
-def recipient(header: str) -> str:
-    """The function that a Harmony header calls, or nothing."""
-    words = header.partition("to=")[2].replace("<|", " <|").split()
-    return words[0].removeprefix("functions.") if words else ""
-
-
-def overlap(text: str, tag: str) -> int:
-    """Length of the longest end of `text` that is a beginning of `tag`, but not all of it."""
-    longest = min(len(tag) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)
-
-
-def put(parts: list[Part], kind: Kind, text: str, *, closed: bool = True) -> None:
-    """Add `text` to `parts`: to the last of them where that is as much answer, or reasoning.
-
-    Markup is not joined, so that a tag is never one part with what is beside the tag before it.
-    """
-    if not text:
-        return
-    if parts and kind in ("answer", "reasoning") and parts[-1].kind == kind:
-        parts[-1] = replace(parts[-1], text=parts[-1].text + text)
-    else:
-        parts.append(Part(kind, text, closed))

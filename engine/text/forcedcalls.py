@@ -8,7 +8,8 @@ how a grammar is kept to, nor of thoughts before the calls but for Harmony's, wh
 import json
 from typing import Any
 
-from engine.text.filter import CALLED, CHANNEL, END, MESSAGE, PLAIN_CALLS, START, Markup
+from engine.text.channels import CALLED, CHANNEL, END, MESSAGE, START
+from engine.text.filter import PLAIN_CALLS, Markup
 from engine.text.toolcalls import Tools
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}

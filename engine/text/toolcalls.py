@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.text.filter import BARE_CALL, ENDS, MESSAGE, Markup, Part, recipient
+from engine.text.channels import ENDS, MESSAGE, recipient
+from engine.text.filter import BARE_CALL, Markup
+from engine.text.parts import Part
 
 log = logging.getLogger(__name__)
 

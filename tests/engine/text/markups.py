@@ -4,7 +4,8 @@ import importlib
 import json
 from typing import Any, NamedTuple
 
-from engine.text.filter import BARE_CALL, CALLED, CHANNEL, THINK, Markup
+from engine.text.channels import CALLED, CHANNEL
+from engine.text.filter import BARE_CALL, THINK, Markup
 from engine.text.toolcalls import ToolCalls
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.filter import THINK, Markup, Part, put
+from engine.text.filter import THINK, Markup
+from engine.text.parts import Part, put
 from tests.engine.text.markups import FAMILIES, THOUGHTS, markup_of, words_of
 
 CALLS = (("<tool_call>", "</tool_call>"),)

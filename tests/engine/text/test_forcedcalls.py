@@ -2,8 +2,8 @@
 
 import json
 
-from engine.text.filter import Part
 from engine.text.forcedcalls import call_grammar, forced
+from engine.text.parts import Part
 from engine.text.toolcalls import ToolCalls
 from tests.engine.text.markups import TOOL, markup_of
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.filter import Markup, Part
+from engine.text.filter import Markup
+from engine.text.parts import Part
 from engine.text.toolcalls import Call, ToolCalls
 from tests.engine.text.markups import FAMILIES, TOOL, tool_calls_of, words_of
 

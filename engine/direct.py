@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import MlxcelError
 from engine.request import Event, Failed, Output, Request, Sampling
+from engine.text.filter import Markup
 
 
 class DirectEngine:
@@ -59,8 +60,11 @@ def main() -> None:
 def _answer(engine: Engine, direct: DirectEngine, case: dict[str, Any]) -> dict[str, Any]:
     try:
         boundaries: tuple[int, ...] = ()
+        markup: Markup | None = None
         if "messages" in case:
-            prompt = engine.tokens.encode(engine.template.render(case["messages"]), False)
+            text = engine.template.render(case["messages"])
+            prompt = engine.tokens.encode(text, False)
+            markup = engine.markup.behind(text, calls=False)
             if engine.cuts_at_turns:
                 boundaries = engine.template.boundaries(
                     case["messages"], prompt, lambda text: engine.tokens.encode(text, False)
@@ -68,15 +72,24 @@ def _answer(engine: Engine, direct: DirectEngine, case: dict[str, Any]) -> dict[
         else:
             prompt = engine.tokens.encode(case["prompt"], True)
         sampling = Sampling(**case["sampling"])
-        request = Request("parity", tuple(prompt), sampling, case["max_tokens"], boundaries=boundaries)
+        request = Request(
+            "parity", tuple(prompt), sampling, case["max_tokens"], boundaries=boundaries, markup=markup
+        )
         outputs = direct.complete(request)
     except MlxcelError as error:
         return {"error": str(error)}
     return {
-        "text": "".join(output.text for output in outputs),
+        "text": "".join(map(_shown, outputs)),
         "finish_reason": outputs[-1].finish_reason,
         "completion_tokens": len(outputs),
     }
+
+
+def _shown(output: Output) -> str:
+    """What a client is shown of an output: reasoning and answer, without markup."""
+    if not output.parts:
+        return output.text
+    return "".join(part.text for part in output.parts if part.kind != "markup")
 
 
 if __name__ == "__main__":

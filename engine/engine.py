@@ -24,11 +24,14 @@ from engine.probe import Verdict, Verdicts, forward_of, probe
 from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, TokenLogprob
 from engine.room import Room
 from engine.sample.chain import sample
+from engine.sample.force import force
 from engine.sample.grammar import Grammars, Masks
 from engine.sample.measure import Measures, measure
 from engine.sample.state import Draw, SamplerState, draw_of
+from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from engine.text.tokens import tokens_of
+from engine.text.toolcalls import ToolCalls
 from engine.verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -76,6 +79,8 @@ class Engine:
         tokenizer = loaded.tokenizer
         self.tokens = tokens_of(tokenizer, loaded.vocab_size)
         self.template = ChatTemplate.of(tokenizer)
+        self.markup = Markup.of(tokenizer, self.template.source)
+        self.tool_calls = ToolCalls.of(tokenizer, self.markup)
         self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
         self._end_tokens = loaded.eos_token_ids
         self.grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
@@ -193,7 +198,7 @@ class Engine:
         elif self.config.n_predict >= 0:
             bounds.append(self.config.n_predict)
         seed = request.sampling.seed
-        return Row(
+        row = Row(
             request=request,
             limit_tokens=min(bounds),
             seed=secrets.randbits(64) if seed is None else seed,
@@ -201,6 +206,8 @@ class Engine:
             sampler=self._sampler_state(request.sampling),
             constraint=None if request.grammar is None else self.grammars.open(request.grammar),
         )
+        self._finish.begin(row)
+        return row
 
     def _sampler_state(self, sampling: Sampling) -> SamplerState:
         """What is known of the vocabulary, for the stages that ask for it."""
@@ -397,12 +404,12 @@ class Engine:
         masks, faults = masks_of() if masks_of else ({}, {})
         ahead = 0 if unread is None else 1  # rows that are unread come without pieces
         draws = [draw_of(row, ahead, masks.get(row)) for row in sampled]
-        drawn = self._sample(logits, draws) if sampled else mx.zeros((0,), mx.int32)
+        drawn = force(self._sample(logits, draws), sampled) if sampled else mx.zeros((0,), mx.int32)
         measures = measure(logits, drawn, draws, [row.request.top_logprobs for row in sampled])
         hits = tuple(
             (i, draws[i], logits[i])
             for i, piece in enumerate(piece for piece in pieces if piece.is_last)
-            if self.verifier.samples(piece.row)
+            if not piece.row.forced and self.verifier.samples(piece.row)
         )
         results = [drawn, *measures.arrays, *(row for _, _, row in hits)]
         results += [array for span in spans for array in span.storage.arrays()]

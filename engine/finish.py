@@ -1,8 +1,9 @@
 """The one finish step: what a new token means for its row.
 
 End of sequence, stop strings, loops, the end of a grammar, the bounds on new tokens and context, and the text that
-may be shown by now. A token's text is held back while it may be the start of a stop string or is half a character,
-and its logprobs with it. No arrays, no tokenizer: the decoder is given.
+may be shown by now. A token's text is held back while it may be the start of a stop string or of a tag, or is half
+a character, and its logprobs with it. Stop strings are looked for in the answer, not in reasoning and not in
+markup. No arrays, no tokenizer: the decoder is given.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 
 from engine.request import FinishReason, Loops, Output, Request, Row, Timings, TokenLogprob
 from engine.text.held import HeldLogprobs
+from engine.text.parts import Part, StreamFilter, put
 from engine.text.tokens import Detokenizer
 
 Decode = Callable[[Sequence[int]], str]
@@ -61,11 +63,22 @@ class StopMatcher:
 
 @dataclass(slots=True)
 class RowText:
-    """The finish step's part of a row."""
+    """The finish step's part of a row. `num_reasoning` counts the tokens that were read within reasoning."""
 
     detokenizer: Detokenizer
     stops: StopMatcher = field(default_factory=lambda: StopMatcher(()))
     logprobs: HeldLogprobs = field(default_factory=HeldLogprobs)
+    filter: StreamFilter | None = None
+    num_reasoning: int = 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self.filter is not None and self.filter.is_reasoning
+
+    @property
+    def num_held(self) -> int:
+        """How many characters of the decoded text are not released yet."""
+        return self.stops.num_held + (self.filter.num_held if self.filter is not None else 0)
 
 
 class FinishStep:
@@ -77,7 +90,12 @@ class FinishStep:
 
     def open(self, request: Request) -> RowText:
         """The text state of a row that is about to run."""
-        return RowText(Detokenizer(self._decode, request.prompt), StopMatcher(request.stop))
+        filter_ = None if request.markup is None else request.markup.filter()
+        return RowText(Detokenizer(self._decode, request.prompt), StopMatcher(request.stop), filter=filter_)
+
+    def begin(self, row: Row) -> None:
+        """Force the end of a thought that the prompt has opened and that may have no token."""
+        self._bound_thought(row)
 
     def finish(self, row: Row, token: int, now_s: float, logprob: TokenLogprob | None = None) -> Output:
         """Append `token` to `row`; set `row.finish_reason` if it was the last.
@@ -86,19 +104,25 @@ class FinishStep:
         nothing.
         """
         assert row.finish_reason is None, "a finished row takes no more tokens"
+        text: RowText = row.text
         if not row.output:
             row.first_token_s = now_s
         row.output.append(token)
-        text: RowText = row.text
+        row.forced = row.forced[1:]
+        was_reasoning = text.is_reasoning
         if logprob is not None and not self._ends(row, token):
             text.logprobs.hold(logprob, text.detokenizer.num_chars)
-        released, reason = self._judge(row, token)
+        parts, reason = self._judge(row, token)
+        text.num_reasoning += was_reasoning or text.is_reasoning
         if reason is None or text.stops.found:
-            logprobs = text.logprobs.release(text.detokenizer.num_chars - text.stops.num_held)
+            logprobs = text.logprobs.release(text.detokenizer.num_chars - text.num_held)
         else:
             logprobs = text.logprobs.release_all()
+        said = "".join(part.text for part in parts if part.kind == "answer")
+        shown = () if text.filter is None else tuple(parts)
         if reason is None:
-            return Output(row, token, released, logprobs=logprobs)
+            self._bound_thought(row)
+            return Output(row, token, said, logprobs=logprobs, parts=shown)
         row.finish_reason = reason
         timings = Timings(
             prompt_n=len(row.request.prompt) - row.num_cached,
@@ -107,36 +131,70 @@ class FinishStep:
             predicted_ms=(now_s - row.first_token_s) * 1000,
             cache_n=row.num_cached,
             cache_miss=row.cache_miss,
+            reasoning_n=text.num_reasoning,
         )
-        return Output(row, token, released, reason, timings, logprobs)
+        return Output(row, token, said, reason, timings, logprobs, shown)
 
-    def _judge(self, row: Row, token: int) -> tuple[str, FinishReason | None]:
+    @staticmethod
+    def _bound_thought(row: Row) -> None:
+        """Force the end of a thought that has used up its budget."""
+        text, bound = row.text, row.request.thinking
+        if bound and not row.forced and text.is_reasoning and text.num_reasoning >= bound.num_tokens:
+            row.forced = bound.end
+
+    def _judge(self, row: Row, token: int) -> tuple[list[Part], FinishReason | None]:
         text: RowText = row.text
         if self._ends(row, token):
             return self._end(text, "stop")
-        released, stopped = text.stops.feed(text.detokenizer.add(token))
+        parts, stopped = self._said(text, text.detokenizer.add(token))
         if stopped:
-            return released, "stop"
+            return parts, "stop"
         if row.constraint is not None and row.constraint.is_over(row.output):
             rest, reason = self._end(text, "stop")
-            return released + rest, reason
+            return parts + rest, reason
         looping = loops(row.output, row.request.loops)
         if looping or len(row.output) >= row.limit_tokens:
             rest, reason = self._end(text, "stop" if looping else "length")
-            return released + rest, reason
-        return released, None
+            return parts + rest, reason
+        return parts, None
+
+    @classmethod
+    def _end(cls, text: RowText, reason: FinishReason) -> tuple[list[Part], FinishReason]:
+        """Release all held text; what was held may still complete a stop string."""
+        parts, stopped = cls._said(text, text.detokenizer.finish())
+        if not stopped and text.filter is not None:
+            rest, stopped = cls._matched(text, text.filter.finish())
+            parts += rest
+        if stopped:
+            return parts, "stop"
+        put(parts, "answer", text.stops.flush())
+        return parts, reason
+
+    @classmethod
+    def _said(cls, text: RowText, fresh: str) -> tuple[list[Part], bool]:
+        """The parts that `fresh` text releases, and whether it completed a stop string."""
+        if text.filter is None:
+            return cls._matched(text, [Part("answer", fresh)])
+        return cls._matched(text, text.filter.feed(fresh) if fresh else [])
 
     def _ends(self, row: Row, token: int) -> bool:
         """Whether `token` ends the sequence."""
         return token in self._end_tokens and not row.request.ignore_eos
 
     @staticmethod
-    def _end(text: RowText, reason: FinishReason) -> tuple[str, FinishReason]:
-        """Release all held text; what was held may still complete a stop string."""
-        released, stopped = text.stops.feed(text.detokenizer.finish())
-        if stopped:
-            return released, "stop"
-        return released + text.stops.flush(), reason
+    def _matched(text: RowText, parts: Sequence[Part]) -> tuple[list[Part], bool]:
+        """What may be shown of `parts`: a stop string is looked for in the answer, between two other parts."""
+        released: list[Part] = []
+        for part in parts:
+            if part.kind != "answer":
+                put(released, "answer", text.stops.flush())
+                released.append(part)
+                continue
+            said, stopped = text.stops.feed(part.text)
+            put(released, "answer", said)
+            if stopped:
+                return released, True
+        return released, False
 
 
 def loops(tokens: Sequence[int], bounds: Loops | None) -> bool:

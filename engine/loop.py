@@ -25,8 +25,11 @@ from engine.plan import Tick
 from engine.request import Event, Failed, Output, Progress, Request, Row, Sampling, Storable
 from engine.sample.grammar import Grammars
 from engine.scheduler import Scheduler
+from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
+from engine.text.toolcalls import ToolCalls
+from engine.warmup import MAX_WAITING, WarmUps
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -46,6 +49,8 @@ class ServedModel:
 
     tokens: Tokens
     template: ChatTemplate
+    markup: Markup
+    tool_calls: ToolCalls
     context_length: int
     default_sampling: Sampling
     num_slots: int
@@ -135,10 +140,12 @@ class EngineLoop:
         self._on_state = on_state
         self._clock = clock
         self._scheduler: Scheduler | None = None
+        self._warm_ups: WarmUps | None = None
         self._task_numbers = itertools.count()
         self._progress_s = 0.0
         self._mail: deque[tuple[str, Ticket]] = deque()
         self._questions: deque[tuple[Callable[[Engine], Any], Callable[[Any], None]]] = deque()
+        self._expected: deque[Request] = deque(maxlen=MAX_WAITING)
         self._wake = threading.Condition()
         self._stopping = False
         self._num_live = 0
@@ -205,6 +212,12 @@ class EngineLoop:
             self._questions.append((question, deliver))
             self._wake.notify()
 
+    def warm_up(self, request: Request) -> None:
+        """Store all of a prompt that is expected but its last token, when nothing else runs."""
+        with self._wake:
+            self._expected.append(request)
+            self._wake.notify()
+
     def numbers(self) -> Numbers:
         """What was counted, and what stands now; from any thread."""
         numbers = self.metrics.read()
@@ -245,6 +258,8 @@ class EngineLoop:
         self.model = ServedModel(
             engine.tokens,
             engine.template,
+            engine.markup,
+            engine.tool_calls,
             engine.context_length,
             engine.default_sampling,
             engine.num_slots,
@@ -275,8 +290,9 @@ class EngineLoop:
             memory=engine.memory,
             preempts=self.config.enable_preemption,
         )
+        warm_ups = self._warm_ups = WarmUps(engine, scheduler.plan)
         while True:
-            idle = not (scheduler.has_work or engine.verifier.has_work)
+            idle = not (scheduler.has_work or engine.verifier.has_work or warm_ups.has_work)
             mail = self._take_mail(wait_s=engine.prompts.expires_in_s() if idle else 0.0)
             self._answer(engine)
             for kind, ticket in mail:
@@ -287,6 +303,8 @@ class EngineLoop:
             if self._stopping:
                 self._end_all(EngineStopped("the server is stopping"))
                 return
+            if scheduler.has_work:
+                warm_ups.leave()
             tick = scheduler.tick()
             if tick:
                 events = self._run_tick(engine, scheduler, tick)
@@ -295,8 +313,11 @@ class EngineLoop:
                 self._count(tick, happened)
                 self._deliver(happened)
             engine.verifier.advance()
+            warm_ups.add(self._take_expected())
+            if not scheduler.has_work:
+                warm_ups.advance()
             self.metrics.stands(
-                kv_bytes=engine.kv_bytes(scheduler.rows),
+                kv_bytes=engine.kv_bytes((*scheduler.rows, *warm_ups.rows)),
                 kv_blocks=engine.kv_blocks,
                 launches=engine.launches,
                 lookahead_steps=engine.lookahead_steps,
@@ -307,11 +328,18 @@ class EngineLoop:
         """What came so far, waiting for it that long; what has expired then is dropped by who looks at it next."""
         with self._wake:
             self._wake.wait_for(
-                lambda: self._mail or self._questions or self._stopping, min(wait_s, threading.TIMEOUT_MAX)
+                lambda: self._mail or self._questions or self._expected or self._stopping,
+                min(wait_s, threading.TIMEOUT_MAX),
             )
             mail = list(self._mail)
             self._mail.clear()
         return mail
+
+    def _take_expected(self) -> list[Request]:
+        with self._wake:
+            expected = list(self._expected)
+            self._expected.clear()
+        return expected
 
     def _answer(self, engine: "Engine") -> None:
         """Answer what was asked so far."""

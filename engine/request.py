@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from engine.errors import MlxcelError
+from engine.text.filter import Markup
+from engine.text.parts import Part
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Priority = Literal["high", "normal", "low"]
@@ -110,6 +112,14 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """At most `num_tokens` of reasoning; then the tokens `end`, which end it, take the place of draws."""
+
+    num_tokens: int
+    end: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to be continued.
 
@@ -120,6 +130,8 @@ class Request:
     others do. `boundaries` are the prompt lengths, ascending, at which a conversation's turns begin, its whole
     length the last: where results depend on the cut, a prompt is cut there, so that the next turn can go on there.
     `top_logprobs` asks for the logprob of each new token, and of that many in its place. `loops` ends an answer.
+    `markup` is that of the answer, where it has any: stop strings then match what is said in it and nothing else.
+    `thinking` bounds its reasoning.
     """
 
     id: str
@@ -137,11 +149,13 @@ class Request:
     top_logprobs: int | None = None
     loops: Loops | None = None
     grammar: Grammar | None = None
+    markup: Markup | None = None
+    thinking: ThinkingBudget | None = None
 
     @property
     def looks_back(self) -> bool:
         """Whether a draw depends on the tokens before it."""
-        return self.sampling.looks_back or self.grammar is not None
+        return self.sampling.looks_back or self.grammar is not None or self.thinking is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -152,9 +166,10 @@ class Row:
     `num_cached` are prompt tokens that were not computed for it when it first ran. `cache_miss` is the index of
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
-    `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step,
-    `sampler` (what draws know of the draws before) to the sampler step. `constraint` (its place in its grammar)
-    follows `output` and outlives the storage.
+    `storage` (per-layer state) belongs to the engine, `text` (detokenizer, filter and stop matcher) to the finish
+    step, `sampler` (what draws know of the draws before) to the sampler step. `constraint` (its place in its
+    grammar) follows `output` and outlives the storage. `forced` are the tokens that come next whatever is drawn.
+    `is_warm_up`: nobody asked for it yet.
     """
 
     request: Request
@@ -172,6 +187,8 @@ class Row:
     num_preempted: int = 0
     started_s: float = 0.0
     first_token_s: float = 0.0
+    forced: tuple[int, ...] = ()
+    is_warm_up: bool = False
     prefill_tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -181,6 +198,11 @@ class Row:
     def prefilled(self) -> bool:
         """Whether all that comes before the next token is stored, so that the row decodes."""
         return self.cursor == len(self.prefill_tokens)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether what it reuses counts: not for a second time, and not where nobody has asked for it."""
+        return not (self.num_preempted or self.is_warm_up)
 
     @property
     def most_tokens(self) -> int:
@@ -199,7 +221,8 @@ class Row:
 class Timings:
     """Where one row's time went, in milliseconds of wall clock.
 
-    `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's.
+    `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's. Of the `predicted_n`
+    new tokens, `reasoning_n` were reasoning.
     """
 
     prompt_n: int
@@ -208,6 +231,7 @@ class Timings:
     predicted_ms: float
     cache_n: int = 0
     cache_miss: int | None = None
+    reasoning_n: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +285,7 @@ class Output:
     """One new token, and the text it released (often empty). The last one carries the reason and the timings.
 
     `logprobs` are of the tokens whose text was released, where they are asked for.
+    Where the request has markup the text is in `parts`, and `text` is the answer among them.
     """
 
     row: Row
@@ -269,6 +294,7 @@ class Output:
     finish_reason: FinishReason | None = None
     timings: Timings | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    parts: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

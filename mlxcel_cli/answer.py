@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from mlxcel_cli import render
-from mlxcel_cli.pieces import End, Piece, Prefill, Text
+from mlxcel_cli.pieces import End, Piece, Prefill, Reasoning, Text
 
 SILENCE_S = 1.0
 # What a terminal would act on, shown instead: an answer must not move the cursor or set the window's title.
@@ -18,27 +18,42 @@ SHOWN_CONTROLS[ord("\r")] = ""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer that was shown whole. `first_s` is the time to its first token as the person felt it."""
+    """One answer that was shown whole. `first_s` is the time to its first token as the person felt it.
+
+    `only_thought`: there was reasoning that was not shown, and nothing else.
+    """
 
     end: End
     first_s: float
+    only_thought: bool = False
 
 
-async def show(pieces: AsyncGenerator[Piece, None]) -> Answer:
-    """Write an answer to stdout as it comes, and a note on stderr while it keeps people waiting."""
+async def show(pieces: AsyncGenerator[Piece, None], *, show_reasoning: bool = False) -> Answer:
+    """Write an answer to stdout as it comes, and a note on stderr while it keeps people waiting.
+
+    Reasoning is talk: with `show_reasoning` it goes to stderr, else it is part of the waiting.
+    """
     status, started_s, first_s, last = render.Status(), time.monotonic(), None, "\n"
     waiting = asyncio.get_running_loop().call_later(SILENCE_S, status.show, "waiting for the model ...")
-    is_screen = render.is_terminal(sys.stdout)
+    is_screen, thought = render.is_terminal(sys.stdout), ""
     end = End("")
     try:
         async with aclosing(pieces):
             async for piece in pieces:
-                if isinstance(piece, Text):
+                if isinstance(piece, Text | Reasoning):
                     first_s = first_s or time.monotonic() - started_s
                     waiting.cancel()
+                if isinstance(piece, Text):
                     status.clear()
-                    render.put(piece.text.translate(SHOWN_CONTROLS) if is_screen else piece.text)
+                    thought = _closed(thought, show_reasoning)
+                    render.put(_shown(piece.text, is_screen))
                     last = piece.text[-1]
+                elif isinstance(piece, Reasoning):
+                    thought = piece.text
+                    if show_reasoning:
+                        render.aside(_shown(piece.text, render.is_terminal(sys.stderr)))
+                    else:
+                        status.show("thinking ...")
                 elif isinstance(piece, Prefill):
                     if time.monotonic() - started_s >= SILENCE_S:
                         status.show(f"reading the prompt: {piece.done} of {piece.total} tokens")
@@ -47,14 +62,28 @@ async def show(pieces: AsyncGenerator[Piece, None]) -> Answer:
     finally:
         waiting.cancel()
         status.clear()
+        only_thought = bool(thought) and not show_reasoning
+        _closed(thought, show_reasoning)
         if last != "\n":
             render.put("\n")
-    return Answer(end, first_s or time.monotonic() - started_s)
+    return Answer(end, first_s or time.monotonic() - started_s, only_thought)
+
+
+def _shown(text: str, is_screen: bool) -> str:
+    return text.translate(SHOWN_CONTROLS) if is_screen else text
+
+
+def _closed(thought: str, show_reasoning: bool) -> str:
+    """End the reasoning that came last, if any, with a blank line where it is shown."""
+    if thought and show_reasoning:
+        render.aside("\n\n" if not thought.endswith("\n") else "\n")
+    return ""
 
 
 def remark(shown: Answer, max_tokens: int | None, *, with_stats: bool) -> None:
     """What there is to say once an answer is whole: that it was cut, and its numbers where they are wanted."""
-    for line in (cut(shown, max_tokens), with_stats and stats(shown)):
+    thought = "(nothing but reasoning came; --show-reasoning shows it)" if shown.only_thought else ""
+    for line in (thought, cut(shown, max_tokens), with_stats and stats(shown)):
         if line:
             render.note(line)
 

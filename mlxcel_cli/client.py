@@ -13,7 +13,7 @@ import httpx2
 
 from engine.errors import MlxcelError, UserError
 from mlxcel_cli.errors import EngineGone, NoTemplate, Refused, ServerBusy, ServerFault, ServerGone
-from mlxcel_cli.pieces import End, Piece, Prefill, Text
+from mlxcel_cli.pieces import End, Piece, Prefill, Reasoning, Text
 
 ENGINE_GONE = ("model_not_loaded", "engine_stopped")
 JSON = {"content-type": "application/json"}
@@ -170,7 +170,10 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Piece, None]:
             numbers |= {name: frame[name] for name in ("usage", "timings") if frame.get(name)}
             for choice in frame.get("choices") or ():
                 reason = choice.get("finish_reason") or reason
-                if text := (choice.get("delta") or {}).get("content") or choice.get("text"):
+                delta = choice.get("delta") or {}
+                if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+                    yield Reasoning(thought)
+                if text := delta.get("content") or choice.get("text"):
                     yield Text(text)
     raise ServerGone("the server broke off in mid-answer")
 

@@ -40,7 +40,7 @@ COMMANDS = (
 # Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
 # fmt: off
 ARRIVING = frozenset({
-    "--show-reasoning", "--api-key", "--api-key-file", "--cors-origins",
+    "--api-key", "--api-key-file", "--cors-origins",
     "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--draft-model", "--draft-kind",
     "--draft-block-size", "--prompt-lookup-max-batch", "--threads", "--node-role", "--serving-bind",
     "--prefill-peers", "--decode-peers", "--log-level", "--log-format", "--no-warmup", "--no-web",

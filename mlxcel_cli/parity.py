@@ -19,7 +19,7 @@ from engine.config import GREEDY, EngineConfig
 from engine.errors import MlxcelError
 from mlxcel_cli.client import Client
 from mlxcel_cli.errors import ServerBusy, ServerFault, ServerGone
-from mlxcel_cli.pieces import End, Piece, Text
+from mlxcel_cli.pieces import End, Piece, Reasoning, Text
 from mlxcel_cli.transport import InProcess
 from server.config import ServerConfig
 
@@ -243,7 +243,7 @@ async def _said(pieces: AsyncGenerator[Piece, None]) -> Said:
     try:
         async with aclosing(pieces):
             async for piece in pieces:
-                if isinstance(piece, Text):
+                if isinstance(piece, Text | Reasoning):
                     text += piece.text
                 elif isinstance(piece, End):
                     end = piece

@@ -13,6 +13,13 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what was thought before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """`done` of `total` prompt tokens are stored."""
 
@@ -29,4 +36,4 @@ class End:
     timings: Mapping[str, Any] = field(default_factory=dict)
 
 
-Piece = Text | Prefill | End
+Piece = Text | Reasoning | Prefill | End

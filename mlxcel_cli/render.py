@@ -53,6 +53,17 @@ def failure(problem: MlxcelError) -> None:
     error(str(problem) or type(problem).__name__, problem.hint)
 
 
+def aside(text: str) -> None:
+    """Talk in pieces, dimmed like a note."""
+    if sys.stderr is None:
+        return
+    if is_terminal(sys.stderr) and config.wants_colour():
+        text = f"{DIM}{text}{PLAIN}"
+    with suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
 def prompt(text: str) -> None:
     """Talk that waits for an answer on the same line."""
     sys.stderr.write(text)

@@ -40,7 +40,7 @@ class Leave(Exception):
 
 
 class Repl:
-    """One chat; `stats` says whether each answer's numbers are shown.
+    """One chat; `stats` says whether each answer's numbers are shown, `show_reasoning` whether what it thought is.
 
     Errors of the types in `fatal` are raised instead of being told.
     """
@@ -51,11 +51,13 @@ class Repl:
         lines: Lines,
         *,
         stats: bool = False,
+        show_reasoning: bool = False,
         fatal: tuple[type[MlxcelError], ...] = (),
     ) -> None:
         self._conversation = conversation
         self._lines = lines
         self._stats = stats
+        self._show_reasoning = show_reasoning
         self._fatal = fatal
         self._answered: Answer | None = None
         self._file: Path | None = None
@@ -100,7 +102,8 @@ class Repl:
             await self._turn(message)
 
     async def _turn(self, text: str) -> None:
-        turn = asyncio.ensure_future(answer.show(self._conversation.ask(text)))
+        pieces = self._conversation.ask(text)
+        turn = asyncio.ensure_future(answer.show(pieces, show_reasoning=self._show_reasoning))
         try:
             with interrupt_calls(turn.cancel):
                 shown = await turn

@@ -34,6 +34,7 @@ class Talk:
     asked: Mapping[str, Any]
     system: str | None = None
     stats: bool = False
+    show_reasoning: bool = False
 
     @property
     def max_tokens(self) -> int | None:
@@ -106,7 +107,8 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
     with interrupt_calls(this.cancel):
         async with _client(talk) as client:
             shown = await answer.show(
-                client.complete(text, talk.asked) if raw else _conversation(talk, client).ask(text)
+                client.complete(text, talk.asked) if raw else _conversation(talk, client).ask(text),
+                show_reasoning=talk.show_reasoning,
             )
             answer.remark(shown, talk.max_tokens, with_stats=talk.stats)
     return True
@@ -139,7 +141,7 @@ def _repl(talk: Talk, client: Client, lines: Lines) -> Repl:
     # A server in this process whose engine is gone will not come back; one elsewhere may.
     fatal = (EngineGone,) if isinstance(talk.where, ServerConfig) else ()
     conversation = _conversation(talk, client)
-    return Repl(conversation, lines, stats=talk.stats, fatal=fatal)
+    return Repl(conversation, lines, stats=talk.stats, show_reasoning=talk.show_reasoning, fatal=fatal)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:

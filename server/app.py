@@ -60,6 +60,7 @@ def make_app(
         try:
             yield
         finally:
+            app.state.service.conversations.close()
             await bridge.stop()
 
     handlers: dict[Any, Any] = {

@@ -147,6 +147,10 @@ class Bridge:
         events.submit(self._loop, requests)
         return events
 
+    def warm_up(self, request: Request) -> None:
+        """Have the beginning of a prompt that is expected stored when nothing else runs."""
+        self._loop.warm_up(request)
+
     async def cache_stats(self) -> CacheStats:
         """What the prompt cache holds. Raises what keeps the engine from answering."""
         return await self._asked(lambda engine: engine.cache_stats())

@@ -24,6 +24,9 @@ class ServerConfig:
         "seconds without a token while requests run, after which /health/ready says 503; 0: never",
         minimum=0,
     )
+    no_warmup_next_turn: bool = setting(
+        False, "do not store the beginning of a conversation's next prompt while nothing else runs"
+    )
     log_level: str = setting("info", "the least that is logged", choices=LOG_LEVELS)
     log_format: str = setting("text", "how log lines are written", choices=("text", "json"))
     keep_alive_s: float = setting(

@@ -4,6 +4,7 @@ Render, tokenize, check, enqueue; then a stream of pieces. The unstreamed answer
 Knows no HTTP.
 """
 
+import dataclasses
 import functools
 import logging
 import time
@@ -14,7 +15,6 @@ from typing import Any
 from engine.errors import ContextLengthExceeded, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import (
-    FinishReason,
     Grammar,
     Loops,
     Output,
@@ -22,12 +22,17 @@ from engine.request import (
     Progress,
     Request,
     Sampling,
+    ThinkingBudget,
     Timings,
     TokenLogprob,
 )
+from engine.text.filter import Markup
+from engine.text.parts import Part
 from engine.text.tokens import REPLACEMENT
+from engine.text.toolcalls import Tools
 from server.bridge import Bridge, Events
 from server.logprobs import Logprobs, Spell
+from server.reply import AnswerPiece, Choice, Finish, Prefilled, Reader, Reading, Reason
 
 log = logging.getLogger(__name__)
 
@@ -36,40 +41,18 @@ log = logging.getLogger(__name__)
 class Prompted:
     """Prompts as token ids, and the name of the field they came from. `boundaries` are those of each.
 
-    `message_at` tells the message that a token of the prompt is in, where there are messages.
+    `message_at` tells the message that a token of the prompt is in, where there are messages. `markup` is that of
+    the answer, where it has any.
     """
 
     ids: Sequence[Sequence[int]]
     param: str
     message_at: Callable[[int], int | None] = lambda token: None
     boundaries: tuple[int, ...] = ()
+    markup: Markup | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """More text of one choice."""
-
-    choice: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The end of one choice."""
-
-    choice: int
-    reason: FinishReason
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """`done` of `total` prompt tokens of one choice are stored."""
-
-    done: int
-    total: int
-
-
-AnswerPiece = Text | Logprobs | Finish | Prefilled
+StreamPiece = AnswerPiece | Logprobs
 
 
 @dataclass(slots=True)
@@ -84,7 +67,7 @@ class Usage:
     per_prompt: int = 1
     completion_tokens: int = 0
     timings: dict[int, Timings] = field(default_factory=dict)
-    reasons: list[FinishReason] = field(default_factory=list)
+    reasons: list[Reason] = field(default_factory=list)
     first_token_s: float = 0.0  # of `time.perf_counter`; 0 before it
     missed: tuple[int, int | None] | None = None
 
@@ -103,7 +86,7 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": sum(t.reasoning_n for t in self.timings.values())},
         }
 
     def timings_body(self) -> dict[str, Any]:
@@ -129,8 +112,9 @@ class Usage:
 class Answer:
     """One submission under way: iterate its pieces, or fold them. `close` cancels what still runs.
 
-    `message_at` is that of its prompt, off the event loop. `spell` gives a token's bytes; `logprobs` are those of
-    each choice's tokens once it is folded, None where nobody asked.
+    `message_at` is that of its prompt, off the event loop; `reading` says how its calls are read. `on_finish`
+    hears of each choice that has ended. `spell` gives a token's bytes; `logprobs` are those of each choice's
+    tokens so far, None where nobody asked.
     """
 
     def __init__(
@@ -139,6 +123,7 @@ class Answer:
         usage: Usage,
         num_choices: int,
         message_at: Callable[[int], Awaitable[int | None]],
+        reading: Reading,
         spell: Spell,
         *,
         with_logprobs: bool,
@@ -146,14 +131,17 @@ class Answer:
         self._events = events
         self.usage = usage
         self.num_choices = num_choices
+        self.on_finish: Callable[[Choice], None] = lambda choice: None
+        self.choices = [Choice() for _ in range(num_choices)]
+        self._readers = [Reader(choice, reading) for choice in range(num_choices)]
         self._message_at = message_at
         self.spell = spell
         self.logprobs: list[list[TokenLogprob]] | None = (
             [[] for _ in range(num_choices)] if with_logprobs else None
         )
 
-    async def pieces(self) -> AsyncIterator[AnswerPiece]:
-        """The answer as it comes. Raises what made it fail.
+    async def pieces(self) -> AsyncIterator[StreamPiece]:
+        """The answer as it comes; `choices` are its fold by then. Raises what made it fail.
 
         A choice that was preempted is prefilled once more; nothing is said of that once its text has begun.
         """
@@ -163,35 +151,34 @@ class Answer:
                 case Progress(done=done, total=total):
                     if choice not in begun:
                         yield Prefilled(done, total)
-                case Output(text=text, finish_reason=reason, timings=timings, logprobs=logprobs):
+                case Output():
                     begun.add(choice)
                     self.usage.completion_tokens += 1
                     self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
-                    if logprobs:
-                        yield Logprobs(choice, logprobs)
-                    if text:
-                        yield Text(choice, text)
-                    if reason is not None and timings is not None:
-                        self.usage.timings[choice] = timings
-                        self.usage.reasons.append(reason)
-                        if timings.cache_miss is not None and self.usage.missed is None:
-                            self.usage.missed = timings.cache_miss, await self._message_at(timings.cache_miss)
-                        yield Finish(choice, reason)
+                    if event.timings is not None:
+                        await self._ended(choice, event.timings)
+                    if event.logprobs:
+                        assert self.logprobs is not None, "logprobs come where they were asked for"
+                        self.logprobs[choice] += event.logprobs
+                        yield Logprobs(choice, event.logprobs)
+                    parts = event.parts or ((Part("answer", event.text),) if event.text else ())
+                    for piece in self._readers[choice].pieces(parts, event.finish_reason):
+                        self.choices[choice].add(piece)
+                        if isinstance(piece, Finish):
+                            self.usage.reasons.append(piece.reason)
+                            self.on_finish(self.choices[choice])
+                        yield piece
 
-    async def fold(self) -> list[tuple[str, FinishReason]]:
-        """Text and reason of each choice, when all have ended."""
-        texts: list[list[str]] = [[] for _ in range(self.num_choices)]
-        reasons: list[FinishReason] = ["length"] * self.num_choices
-        async for piece in self.pieces():
-            match piece:
-                case Text(choice=choice, text=text):
-                    texts[choice].append(text)
-                case Logprobs(choice=choice, tokens=tokens):
-                    assert self.logprobs is not None, "logprobs come where they were asked for"
-                    self.logprobs[choice] += tokens
-                case Finish(choice=choice, reason=reason):
-                    reasons[choice] = reason
-        return [("".join(text), reason) for text, reason in zip(texts, reasons, strict=True)]
+    async def _ended(self, choice: int, timings: Timings) -> None:
+        self.usage.timings[choice] = timings
+        if timings.cache_miss is not None and self.usage.missed is None:
+            self.usage.missed = timings.cache_miss, await self._message_at(timings.cache_miss)
+
+    async def fold(self) -> list[Choice]:
+        """The choices when all have ended."""
+        async for _ in self.pieces():
+            pass
+        return self.choices
 
     def close(self) -> None:
         self._events.close()
@@ -202,26 +189,27 @@ async def chat_prompt(
     model: ServedModel,
     messages: Sequence[Mapping[str, Any]],
     *,
-    tools: Sequence[Mapping[str, Any]] = (),
+    tools: Tools = (),
     arguments: Mapping[str, Any] | None = None,
 ) -> Prompted:
     """Render a conversation and tokenize it, off the event loop. Raises RequestError."""
 
-    def render() -> tuple[list[int], tuple[int, ...]]:
+    def render() -> tuple[str, list[int], tuple[int, ...]]:
         text = model.template.render(messages, tools=tools, arguments=arguments)
         ids = _encode(model, text, add_special=False, param="messages")
         if not model.cuts_at_turns:
-            return ids, ()
+            return text, ids, ()
         encode = functools.partial(_encode, model, add_special=False, param="messages")
-        return ids, model.template.boundaries(messages, ids, encode, tools=tools, arguments=arguments)
+        return text, ids, model.template.boundaries(messages, ids, encode, tools=tools, arguments=arguments)
 
-    ids, boundaries = await bridge.text_work(render)
+    text, ids, boundaries = await bridge.text_work(render)
+    markup = model.markup.behind(text, calls=bool(tools)) if tools or model.markup.reasons else None
 
     def message_at(token: int) -> int | None:
         before = model.tokens.decode(ids[:token]).rstrip(REPLACEMENT)
         return model.template.message_at(messages, before, tools=tools, arguments=arguments)
 
-    return Prompted([ids], "messages", message_at, boundaries)
+    return Prompted([ids], "messages", message_at, boundaries, markup)
 
 
 async def text_prompts(
@@ -268,14 +256,22 @@ async def start(
     top_logprobs: int | None = None,
     loops: Loops | None = None,
     grammar: Grammar | None = None,
+    thinking_tokens: int | None = None,
+    tools: Tools = (),
+    parallel_calls: bool = True,
 ) -> Answer:
     """Check the bounds, compile the grammar and enqueue: `num_choices` sequences for each prompt, in that order.
 
-    Raises RequestError for a prompt that cannot run or a grammar that does not compile, QueueFull, EngineStopped.
+    `thinking_tokens` bounds the reasoning of each; `tools` are those that may be called. A grammar holds what
+    comes behind the reasoning. Raises RequestError for a prompt that cannot run or a grammar that does not compile,
+    QueueFull and EngineStopped.
     """
     for token, _ in sampling.logit_bias:
         _check_id(model, token, "logit_bias")
     _check_count(bridge, len(prompted.ids), num_choices)
+    if grammar is not None and prompted.markup is not None:
+        grammar = _behind_thought(grammar, prompted.markup)
+    thinking = None if thinking_tokens is None else _budget(model, thinking_tokens)
     requests = []
     for ids in prompted.ids:
         _check_ids(model, ids, prompted.param)
@@ -296,6 +292,8 @@ async def start(
                 top_logprobs=top_logprobs,
                 loops=loops,
                 grammar=grammar,
+                markup=prompted.markup,
+                thinking=thinking,
             )
             for choice in range(num_choices)
         ]
@@ -307,8 +305,27 @@ async def start(
         return await bridge.text_work(lambda: prompted.message_at(token))
 
     usage = Usage(sum(len(ids) for ids in prompted.ids), num_choices)
+    reading = Reading(model.tool_calls, tools, parallel_calls)
     with_logprobs = top_logprobs is not None
-    return Answer(events, usage, len(requests), message_at, model.tokens.spell, with_logprobs=with_logprobs)
+    return Answer(
+        events, usage, len(requests), message_at, reading, model.tokens.spell, with_logprobs=with_logprobs
+    )
+
+
+def _behind_thought(grammar: Grammar, markup: Markup) -> Grammar:
+    """`grammar`, from where the answer's thought ends, if it has one."""
+    if markup.think is None:
+        return grammar
+    opening = "" if markup.filter().is_reasoning else markup.think[0]
+    return dataclasses.replace(grammar, after=markup.think[1], opening=opening)
+
+
+def _budget(model: ServedModel, num_tokens: int) -> ThinkingBudget:
+    if not model.markup.reasons:
+        raise RequestError(
+            "thinking_budget: this model's reasoning cannot be told from its answer", param="thinking_budget"
+        )
+    return ThinkingBudget(num_tokens, tuple(model.tokens.encode(model.markup.ends_thought, False)))
 
 
 def _check_count(bridge: Bridge, num_prompts: int, num_choices: int) -> None:

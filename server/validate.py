@@ -14,6 +14,8 @@ from msgspec import Meta
 
 from engine.errors import RequestError
 from engine.request import Grammar, Loops, Sampling
+from engine.text.filter import Markup
+from engine.text.template import ChatTemplate
 from server.errors import NotSupported
 
 MAX_STOPS = 16
@@ -34,7 +36,6 @@ RESERVED_FOR_TEMPLATES = frozenset({
 # Part of the dialects and not acting yet: the values that ask for nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
-    "parallel_tool_calls": (True,),
     "modalities": (["text"],),
     "echo": (False,),
     "suffix": ("",),
@@ -61,6 +62,8 @@ Breaker = Annotated[str, Meta(min_length=1, max_length=MAX_BREAKER)]
 LoopSize = Annotated[int, Meta(ge=0, le=512)]
 Factor = Annotated[float, Meta(gt=0, le=100)]
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
+ToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,128}$")]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 Stop = str | Annotated[list[str], Meta(max_length=MAX_STOPS)]
 
 
@@ -241,7 +244,11 @@ class GenerationBody(msgspec.Struct, kw_only=True):
 
 
 class ToolFunction(msgspec.Struct):
-    name: str
+    """A function's name, and the schema of its arguments; what else there is is the template's business."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 class Tool(msgspec.Struct):
@@ -266,6 +273,8 @@ class Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
 
 
 class ChatBody(GenerationBody, kw_only=True):
@@ -275,6 +284,10 @@ class ChatBody(GenerationBody, kw_only=True):
     max_completion_tokens: Count | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: ReasoningEffort | None = None
+    enable_thinking: bool | None = None
+    thinking_budget: Annotated[int, Meta(ge=-1)] | None = None
     chat_template_kwargs: dict[str, Any] = {}
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -289,8 +302,12 @@ class ChatBody(GenerationBody, kw_only=True):
                 'tool_choice: only "auto" and "none" are supported here: a call cannot be forced',
                 param="tool_choice",
             )
+        names: set[str] = set()
         for index, tool in enumerate(self.tools):
-            _convert(tool, Tool, f"tools[{index}]")
+            name = _convert(tool, Tool, f"tools[{index}]").function.name
+            if name in names:
+                raise RequestError(f"tools[{index}]: there are two tools {name!r}", param=f"tools[{index}]")
+            names.add(name)
         if reserved := sorted(RESERVED_FOR_TEMPLATES & self.chat_template_kwargs.keys()):
             raise RequestError(
                 f"chat_template_kwargs: {reserved[0]} is not the request's to set", param="chat_template_kwargs"
@@ -305,6 +322,46 @@ class ChatBody(GenerationBody, kw_only=True):
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def callable(self) -> list[dict[str, Any]]:
+        """The tools that may be called."""
+        return self.tools if self.tool_choice == "auto" else []
+
+    @property
+    def thinking_tokens(self) -> int | None:
+        """The bound on the reasoning, or None; -1 is none either."""
+        return None if self.thinking_budget in (None, -1) else self.thinking_budget
+
+    def template_arguments(self, template: ChatTemplate, markup: Markup) -> dict[str, Any]:
+        """What the template is rendered with beside messages and tools.
+
+        Raises RequestError where a field would change nothing, or two say different things.
+        """
+        arguments = dict(self.chat_template_kwargs)
+        effort, thinks = self.reasoning_effort, self.enable_thinking
+        if effort is not None and not template.takes("reasoning_effort"):
+            if effort != "none":
+                raise RequestError(
+                    "reasoning_effort: this model's chat template knows no degrees of it", param="reasoning_effort"
+                )
+            if thinks:
+                raise RequestError("reasoning_effort and enable_thinking differ", param="reasoning_effort")
+            effort, thinks = None, False
+        if thinks is not None and not template.takes("enable_thinking"):
+            if thinks or markup.reasons:
+                raise RequestError(
+                    "enable_thinking: this model's chat template has no such switch",
+                    param="enable_thinking" if self.enable_thinking is not None else "reasoning_effort",
+                )
+            thinks = None
+        for name, value in (("reasoning_effort", effort), ("enable_thinking", thinks)):
+            if value is None:
+                continue
+            if arguments.get(name, value) != value:
+                raise RequestError(f"{name} and chat_template_kwargs.{name} differ; send one of them", param=name)
+            arguments[name] = value
+        return arguments
 
     def bound(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -282,6 +282,16 @@ class Served:
 
         await asyncio.to_thread(wait)
 
+    async def warmed_up(self) -> None:
+        """Wait until what was expected of next turns is stored."""
+        service = self.app.state.service
+        while service.conversations.tasks:
+            await asyncio.wait(service.conversations.tasks)
+        warm_ups = self.loop._warm_ups
+        assert warm_ups is not None, "the engine does not run"
+        while self.loop._expected or warm_ups.has_work:
+            await service.bridge.cache_stats()  # answered once between two pieces
+
     async def exchanges_ended(self, *, but: int = 0) -> None:
         """Wait until the app has returned from all requests but some, those included that were left."""
         while len(tasks := {exchange.task for exchange in self._transport._exchanges}) > but:
@@ -300,18 +310,22 @@ async def served(
     alias: str = "",
     clock: Callable[[], float] = time.perf_counter,
     stall_timeout: float = 60.0,
+    no_warmup_next_turn: bool = True,
+    gate: Gate | None = None,
     **engine: Any,
 ) -> AsyncIterator[Served]:
-    """A served tiny model, loaded unless `open_engine` is given. At the end no request may be live and no row may
-    hold storage.
+    """A served tiny model, loaded unless `open_engine` is given. No next turn is warmed up unless asked for.
+
+    At the end no request may be live and no row may hold storage.
     """
-    gate = Gate()
+    gate = gate or Gate()
     config = ServerConfig(
         EngineConfig(model=checkpoint, **engine),
         model_id="tiny",
         alias=alias,
         keep_alive_s=keep_alive_s,
         stall_timeout=stall_timeout,
+        no_warmup_next_turn=no_warmup_next_turn,
     )
 
     def watched(config: EngineConfig) -> Engine:

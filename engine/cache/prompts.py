@@ -92,7 +92,8 @@ class PromptCache:
         """Let `row` go on with the empty `storage`, filled with its first tokens as `held` found them.
 
         `reproduces` says whether the plan of a cold prompt cuts there; it does as long as `held` is what is asked.
-        Nothing else is counted for a row that was preempted: what it reuses is, for the most part, its own.
+        Nothing else is counted for a row that was preempted, whose reuse is for the most part of its own, or for a
+        warm-up.
         """
         self.lend(row, num_tokens, storage)
         self._counts.off_plan += not reproduces
@@ -101,7 +102,7 @@ class PromptCache:
     def adopted(self, row: Row, storage: RowStorage) -> None:
         """Let `row` go on with `storage`, which was lent to it."""
         num_tokens = storage.length
-        if not row.num_preempted:
+        if row.is_counted:
             self._counts.tokens_reused += num_tokens - row.cursor
             row.num_cached += num_tokens - row.cursor
         row.cursor = num_tokens
@@ -132,7 +133,7 @@ class PromptCache:
 
     def begun(self, row: Row) -> None:
         """Count a row that runs for the first time, and note where its prompt leaves what is kept, if it does."""
-        if not self._serves(row) or row.num_preempted:
+        if not (self._serves(row) and row.is_counted):
             return
         self._counts.hits += row.num_cached > 0
         self._counts.misses += row.num_cached == 0

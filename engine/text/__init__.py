@@ -1,1 +1,1 @@
-"""Text on both sides of the tokens: the chat render before, the detokenizer after."""
+"""Text on both sides of the tokens: the chat render before; after, detokenizer, filter and tool calls."""

@@ -1,20 +1,24 @@
 """The one chat render: messages to the text of a prompt, by the checkpoint's own template.
 
 Templates differ in what they know. Here a dialect's liberties end: null content is empty text, parts are
-joined, `developer` is `system`, a call's arguments are an object. Where a template has no place for tools, they
-are written into the system message, and calls and results into the turns. The template engine is given.
+joined, `developer` is `system`, a call's arguments are an object, reasoning has the name that the template reads.
+Where a template has no place for tools, they are written into the system message, and calls and results into the
+turns. The template engine is given.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from engine.errors import NoChatTemplate, RequestError, TemplateFailed
+from engine.text.filter import Markup
 
 Message = Mapping[str, Any]
 
+_THINKING_FIELD = re.compile(r"""message\.thinking|message\[["']thinking|["']thinking["'] in message""")
 _TOOLS_PROMPT = """You can call these functions:
 {tools}
 To call one, answer with a JSON object between tags:
@@ -39,17 +43,21 @@ class ChatTemplate:
         """The template of an mlx-lm tokenizer wrapper."""
         if not tokenizer.has_chat_template:
             return cls(None)
-        source = tokenizer.chat_template
+        source = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+        always = {"add_generation_prompt": True, "enable_thinking": Markup.of(tokenizer, source).reasons}
 
         def apply(messages: list[dict[str, Any]], **arguments: Any) -> str:
-            asked = {"add_generation_prompt": True, **arguments}
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, **asked))
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **(always | arguments)))
 
-        return cls(apply, source if isinstance(source, str) else "")
+        return cls(apply, source)
 
     @property
     def exists(self) -> bool:
         return self._apply is not None
+
+    def takes(self, argument: str) -> bool:
+        """Whether the template asks for this argument; one whose text is not known is taken to."""
+        return not self.source or argument in self.source
 
     def render(
         self,
@@ -70,7 +78,7 @@ class ChatTemplate:
                 param="messages",
                 hint="send the text to /v1/completions",
             )
-        turns = [_normalized(index, message) for index, message in enumerate(messages)]
+        turns = [self._normalized(index, message) for index, message in enumerate(messages)]
         extra = dict(arguments or {})
         if ends:
             extra["add_generation_prompt"] = False
@@ -82,6 +90,20 @@ class ChatTemplate:
             return self._apply(turns, **extra)
         except Exception as fault:
             raise TemplateFailed(f"the chat template refused these messages: {fault}", param="messages") from fault
+
+    def _normalized(self, index: int, message: Message) -> dict[str, Any]:
+        turn = {key: value for key, value in message.items() if value is not None}
+        if turn.get("role") == "developer":
+            turn["role"] = "system"
+        turn["content"] = text_of(turn.get("content"))
+        if calls := turn.pop("tool_calls", None):
+            turn["tool_calls"] = [_normalized_call(index, call) for call in calls]
+        thought = turn.pop("reasoning", None) or turn.get("reasoning_content")
+        if thought:
+            turn["reasoning_content"] = thought
+            if _THINKING_FIELD.search(self.source) and not (calls and turn["content"]):
+                turn["thinking"] = thought  # Harmony's templates refuse it beside content and calls
+        return turn
 
     def boundaries(
         self,
@@ -137,15 +159,9 @@ class ChatTemplate:
         return None
 
 
-def _normalized(index: int, message: Message) -> dict[str, Any]:
-    turn = {key: value for key, value in message.items() if value is not None}
-    if turn.get("role") == "developer":
-        turn["role"] = "system"
-    content = turn.get("content", "")
-    turn["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    if calls := turn.pop("tool_calls", None):
-        turn["tool_calls"] = [_normalized_call(index, call) for call in calls]
-    return turn
+def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """A message's content as one text."""
+    return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
 
 
 def _normalized_call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

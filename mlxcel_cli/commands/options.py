@@ -40,4 +40,7 @@ Server = Annotated[
         "--server", metavar="URL", help="ask a running server: http://HOST:PORT or a path ending in .sock"
     ),
 ]
+ShowReasoning = Annotated[
+    bool, typer.Option("--show-reasoning", help="show what the model thinks before it answers, on stderr")
+]
 Stats = Annotated[bool, typer.Option("--stats", help="tokens, rates and time to the first token, on stderr")]

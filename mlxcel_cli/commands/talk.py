@@ -21,6 +21,7 @@ from mlxcel_cli.commands.options import (
     ModelOption,
     Prompt,
     Server,
+    ShowReasoning,
     Stats,
     Stop,
     System,
@@ -62,6 +63,7 @@ def run(
     json_schema: JsonSchemaFile = None,
     server: Server = None,
     stats: Stats = False,
+    show_reasoning: ShowReasoning = False,
     config_file: ConfigFile = None,
     **flags: Any,
 ) -> None:
@@ -81,7 +83,7 @@ def run(
 
     from mlxcel_cli import session
 
-    talk = session.Talk(**common, system=system, stats=stats)
+    talk = session.Talk(**common, system=system, stats=stats, show_reasoning=show_reasoning)
     raise typer.Exit(session.converse(talk) if text is None else session.answer_once(talk, text))
 
 
@@ -95,6 +97,7 @@ def chat(
     json_schema: JsonSchemaFile = None,
     server: Server = None,
     stats: Stats = False,
+    show_reasoning: ShowReasoning = False,
     config_file: ConfigFile = None,
     **flags: Any,
 ) -> None:
@@ -106,7 +109,8 @@ def chat(
 
     from mlxcel_cli import session
 
-    raise typer.Exit(session.converse(session.Talk(**common, system=system, stats=stats)))
+    talk = session.Talk(**common, system=system, stats=stats, show_reasoning=show_reasoning)
+    raise typer.Exit(session.converse(talk))
 
 
 @config.takes(*OWN_SERVER, request=tuple(FIELDS))

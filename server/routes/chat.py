@@ -7,11 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.request import FinishReason, TokenLogprob
+from engine.request import TokenLogprob
+from server.conversations import Turn
 from server.generate import Answer, chat_prompt
 from server.logprobs import Spell, chat_body
+from server.reply import CallArguments, CallBegun, Choice, Finish, Reason, Reasoning, Text
 from server.routes.common import (
     Dialect,
+    Said,
     begun,
     check_model,
     priority_of,
@@ -30,18 +33,36 @@ class ChatDialect(Dialect):
     def opening(self, choice: int) -> dict[str, Any]:
         return _delta(choice, {"role": "assistant", "content": ""}, None)
 
-    def said(self, choice: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        return _delta(choice, {"content": text} if text else {}, reason)
+    def said(self, piece: Said) -> dict[str, Any]:
+        match piece:
+            case Text(choice=choice, text=text):
+                return _delta(choice, {"content": text}, None)
+            case Reasoning(choice=choice, text=text):
+                return _delta(choice, {"reasoning_content": text}, None)
+            case CallBegun(choice=choice, index=index, id=own, name=name):
+                call = {"index": index, "id": own, "type": "function", "function": {"name": name, "arguments": ""}}
+                return _delta(choice, {"tool_calls": [call]}, None)
+            case CallArguments(choice=choice, index=index, text=text):
+                return _delta(choice, {"tool_calls": [{"index": index, "function": {"arguments": text}}]}, None)
+            case Finish(choice=choice, reason=reason):
+                return _delta(choice, {}, reason)
 
-    def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        return {"index": choice, "message": message, "logprobs": None, "finish_reason": reason}
+    def answered(self, number: int, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
+        if choice.calls:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in choice.calls
+            ]
+        return {"index": number, "message": message, "logprobs": None, "finish_reason": choice.reason}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
         return chat_body(tokens, spell)
 
 
-def _delta(choice: int, delta: dict[str, Any], reason: FinishReason | None) -> dict[str, Any]:
+def _delta(choice: int, delta: dict[str, Any], reason: Reason | None) -> dict[str, Any]:
     return {"index": choice, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
@@ -55,13 +76,30 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
 
     async def begin() -> Answer:
         model = await service.bridge.model()
-        prompted = await chat_prompt(
-            service.bridge,
-            model,
+        turn = Turn(
             body.messages,
-            tools=body.tools if body.tool_choice == "auto" else (),
-            arguments=body.chat_template_kwargs,
+            body.callable,
+            body.template_arguments(model.template, model.markup),
+            body.cache_salt,
+            body.prompt_cache_key,
         )
-        return await begun(service, model, dialect, body, prompted, priority)
+        messages = service.conversations.filled(model, turn) if body.cache_prompt else body.messages
+        prompted = await chat_prompt(service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments)
+        answer = await begun(
+            service,
+            model,
+            dialect,
+            body,
+            prompted,
+            priority,
+            thinking_tokens=body.thinking_tokens,
+            tools=turn.tools,
+            parallel_calls=body.parallel_tool_calls,
+        )
+        if body.cache_prompt:
+            answer.on_finish = lambda choice: service.conversations.answered(
+                model, turn, choice, num_choices=body.n
+            )
+        return answer
 
     return await respond(request, body, dialect, begin)

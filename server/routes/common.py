@@ -13,13 +13,15 @@ from starlette.types import ASGIApp
 
 from engine.errors import RequestError
 from engine.loop import ServedModel
-from engine.request import PRIORITIES, FinishReason, Priority, TokenLogprob
+from engine.request import PRIORITIES, Priority, TokenLogprob
 from server.bridge import Bridge
 from server.config import ServerConfig
+from server.conversations import Conversations
 from server.errors import BodyTooLarge, UnknownModel, json_response
-from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, start
+from server.generate import Answer, Prompted, Usage, start
 from server.logprobs import Logprobs, Spell
 from server.record import record_of
+from server.reply import CallArguments, CallBegun, Choice, Finish, Prefilled, Reasoning, Text
 from server.sse import ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from server.exposition import Exposition
 
 MAX_BODY_BYTES = 32 << 20
+Said = Text | Reasoning | CallBegun | CallArguments | Finish
 _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
@@ -36,6 +39,12 @@ class Service:
     def __init__(self, config: ServerConfig, bridge: Bridge) -> None:
         self.config = config
         self.bridge = bridge
+        self.conversations = Conversations(
+            bridge,
+            config.served_name,
+            keeps=not config.engine.no_prompt_cache,
+            warms_up=not config.no_warmup_next_turn,
+        )
         self.started_s = int(time.time())
 
     @functools.cached_property
@@ -106,11 +115,11 @@ class Dialect:
         """What the stream says of a choice before its first text, if anything."""
         return None
 
-    def said(self, choice: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        """One entry of a chunk's `choices`: more text, or the end."""
+    def said(self, piece: Said) -> dict[str, Any]:
+        """One entry of a chunk's `choices`: more of the answer, or its end."""
         raise NotImplementedError
 
-    def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
+    def answered(self, number: int, choice: Choice) -> dict[str, Any]:
         """One entry of the whole answer's `choices`."""
         raise NotImplementedError
 
@@ -121,8 +130,8 @@ class Dialect:
     def chunk(self, *choices: dict[str, Any], **more: Any) -> dict[str, Any]:
         return {**self._named, "object": self.chunk_object, "choices": list(choices), **more}
 
-    def whole(self, choices: list[tuple[str, FinishReason]], usage: Usage) -> dict[str, Any]:
-        answered = [self.answered(i, text, reason) for i, (text, reason) in enumerate(choices)]
+    def whole(self, choices: list[Choice], usage: Usage) -> dict[str, Any]:
+        answered = [self.answered(number, choice) for number, choice in enumerate(choices)]
         return {**self._named, "object": self.object, "choices": answered, **_counted(usage)}
 
 
@@ -143,14 +152,12 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
 
     async for piece in answer.pieces():
         match piece:
-            case Logprobs(choice=choice, tokens=tokens):
-                waiting[choice] = waiting.get(choice, ()) + tokens
-            case Text(choice=choice, text=text):
-                yield chunk(dialect.said(choice, text, None))
-            case Finish(choice=choice, reason=reason):
-                yield chunk(dialect.said(choice, "", reason))
             case Prefilled(done=done, total=total):
                 yield Comment(f"prefill {done}/{total}")
+            case Logprobs(choice=choice, tokens=tokens):
+                waiting[choice] = waiting.get(choice, ()) + tokens
+            case _:
+                yield chunk(dialect.said(piece))
     if include_usage:
         yield dialect.chunk(**_counted(answer.usage))
 
@@ -162,8 +169,9 @@ async def begun(
     body: GenerationBody,
     prompted: Prompted,
     priority: Priority,
+    **more: Any,
 ) -> Answer:
-    """Enqueue what `body` asks for. Raises RequestError, QueueFull and EngineStopped."""
+    """Enqueue what `body` asks for; `more` is what a dialect alone knows. Raises as `start` does."""
     sampling = body.sampling(model.default_sampling)
     if sampling.is_dry:  # the engine asks for the same and then need not look through the vocabulary
         await service.bridge.text_work(lambda: model.tokens.breakers(sampling.dry_sequence_breakers))
@@ -184,6 +192,7 @@ async def begun(
         top_logprobs=body.num_logprobs(),
         loops=body.loops(service.config.engine.loops),
         grammar=body.constraint(),
+        **more,
     )
 
 

@@ -7,11 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.request import FinishReason, TokenLogprob
+from engine.request import TokenLogprob
 from server.generate import Answer, text_prompts
 from server.logprobs import Spell, completion_body
+from server.reply import Choice, Finish, Reason, Text
 from server.routes.common import (
     Dialect,
+    Said,
     begun,
     check_model,
     priority_of,
@@ -27,14 +29,23 @@ class CompletionDialect(Dialect):
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def said(self, choice: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        return {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
+    def said(self, piece: Said) -> dict[str, Any]:
+        match piece:
+            case Text(choice=choice, text=text):
+                return _entry(choice, text, None)
+            case Finish(choice=choice, reason=reason):
+                return _entry(choice, "", reason)
+        raise AssertionError("a raw completion is text alone")
 
-    def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
-        return self.said(choice, text, reason)
+    def answered(self, number: int, choice: Choice) -> dict[str, Any]:
+        return _entry(number, choice.text, choice.reason)
 
     def logprobs(self, tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
         return completion_body(tokens, spell)
+
+
+def _entry(choice: int, text: str, reason: Reason | None) -> dict[str, Any]:
+    return {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
 
 
 async def completions(request: Request) -> Response | ASGIApp:

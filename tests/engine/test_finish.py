@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.finish import FinishStep, StopMatcher, loops
-from engine.request import Loops, Request, Row, TokenLogprob
+from engine.request import Loops, Request, Row, ThinkingBudget, TokenLogprob
+from engine.text.filter import THINK, Markup
 
 END = 0
 
@@ -168,3 +169,45 @@ def test_an_answer_that_loops_ends_and_keeps_what_it_said():
     outputs = [step.finish(row, ord(c), 1.0) for c in "xabcabcabc"]
     assert "".join(output.text for output in outputs) == "xabcabcabc"
     assert [output.finish_reason for output in outputs] == [None] * 9 + ["stop"]
+
+
+def thinking(text, *, opening="<think>\n", budget=None, stop=(), max_tokens=1000):
+    """Run `text` through the finish step with think tags; parts by kind, forced tokens, the row."""
+    bound = None if budget is None else ThinkingBudget(budget, tuple(map(ord, "</think>")))
+    request = Request("r", (65,), markup=Markup(THINK, opening=opening), thinking=bound, stop=stop)
+    step = FinishStep(decode, frozenset({END}))
+    row = Row(request, max_tokens, 0, step.open(request))
+    step.begin(row)
+    said: dict[str, str] = {}
+    for letter in [*text, chr(END)]:
+        token = row.forced[0] if row.forced else ord(letter)
+        output = step.finish(row, token, 1.0)
+        for part in output.parts:
+            said[part.kind] = said.get(part.kind, "") + part.text
+        if output.finish_reason:
+            return said, output
+    raise AssertionError("the row never ended")
+
+
+def test_stop_strings_are_not_looked_for_in_a_thought():
+    said, output = thinking("stop here</think>go on, stop there", stop=("stop",))
+    assert (said["reasoning"], said["answer"]) == ("stop here", "go on, ")
+    assert output.finish_reason == "stop"
+
+
+def test_a_stop_string_is_not_put_together_across_a_thought():
+    said, _ = thinking("S<think>x</think>TOP", opening="", stop=("STOP",))
+    assert said == {"answer": "S<think>x</think>TOP"}
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+def test_a_thought_is_ended_when_its_budget_is_used_up(budget):
+    said, output = thinking("abc"[:budget] + "........" + "Hi", budget=budget)
+    assert said.get("reasoning", "") == "abc"[:budget]
+    assert said["answer"] == "Hi"
+    assert output.timings.reasoning_n == budget + len("</think>")
+
+
+def test_a_thought_within_its_budget_is_left_alone():
+    said, output = thinking("abc</think>Hi", budget=100)
+    assert (said["reasoning"], said["answer"], output.timings.reasoning_n) == ("abc", "Hi", 11)

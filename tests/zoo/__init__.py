@@ -111,7 +111,8 @@ def zoo_loaded(model: Any) -> LoadedModel:
 class _Bytes:
     """As much of a tokenizer as the engine asks for."""
 
-    has_chat_template = False
+    has_chat_template = has_thinking = False
+    tool_parser, structural_markers = None, ()
     bos_token = eos_token = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -1,0 +1,33 @@
+"""Case 37: a call cut by the bound on tokens is no call: both modes give it back as it is, with `length`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.text.markups import FAMILIES, TOOL, markup_of, tool_calls_of
+from tests.replies import CALL, TOOLS, answered, reply, script
+from tests.serving import served, tokens_of
+from tests.templates import PLAIN, checkpoint
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_cut_inside_the_arguments(tmp_path: Path) -> None:
+    cut = CALL[: CALL.index("2") + 1]
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(CALL)) as service:
+        choice = await answered(service, TOOLS | {"max_tokens": len(tokens_of(cut))})
+    assert choice["message"] == {"role": "assistant", "content": cut}
+    assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_closing_is_invented(name: str) -> None:
+    text = FAMILIES[name].call
+    end = markup_of(name).calls[0][1]
+    for length in range(1, len(text) - len(end)):
+        said, _, called, reason = reply(
+            markup_of(name), tool_calls_of(name), [text[:length]], tools=[TOOL], reason="length"
+        )
+        assert reason == "length"
+        if not called:  # the bare call of a coder is whole before the tag that is to follow
+            assert said in (text[:length], "")

@@ -1,0 +1,146 @@
+"""Tool calls through the chat route: shapes, both modes alike, what is refused, and what is given back as text."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.replies import ADD, CALL, HI, OTHER, TOOLS, answered, called, script
+from tests.serving import CHAT, served
+from tests.templates import CODER, HARMONY, PLAIN, THINKS_ITSELF, checkpoint
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_call(tmp_path: Path) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(f"I will add.\n{CALL}")) as service:
+        choice = await answered(service, TOOLS)
+    assert called(choice) == [("add", {"a": 2})]
+    assert choice["message"]["content"] == "I will add."
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_the_name_comes_first_then_the_arguments(tmp_path: Path) -> None:
+    long = {"a": "x" * 1000}
+    text = f"<tool_call>{json.dumps({'name': 'add', 'arguments': long})}</tool_call>"
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(text)) as service:
+        stream = await service.stream(CHAT, TOOLS)
+    deltas = [entry["delta"]["tool_calls"] for entry in stream.entries() if "tool_calls" in entry["delta"]]
+    [first], *rest = deltas
+    assert (first["index"], first["type"], first["function"]) == (0, "function", {"name": "add", "arguments": ""})
+    assert len(rest) > 1
+    assert all(call.keys() == {"index", "function"} for [call] in rest)
+    assert json.loads("".join(call["function"]["arguments"] for [call] in rest)) == long
+
+
+@pytest.mark.parametrize("more", [{}, {"parallel_tool_calls": None}, {"parallel_tool_calls": True}])
+async def test_several_calls(tmp_path: Path, more: dict[str, Any]) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(f"{CALL}\n{OTHER}\n{CALL}")) as service:
+        choice = await answered(service, TOOLS | more)
+    assert called(choice) == [("add", {"a": 2}), ("sub", {}), ("add", {"a": 2})]
+    assert choice["message"]["content"] is None
+
+
+async def test_one_call_where_more_are_not_wanted(tmp_path: Path) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(f"{CALL}\n{OTHER}")) as service:
+        choice = await answered(service, TOOLS | {"parallel_tool_calls": False})
+    assert called(choice) == [("add", {"a": 2})]
+
+
+async def test_choices_have_calls_of_their_own(tmp_path: Path) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(CALL, choices=2)) as service:
+        whole = await service.answer(CHAT, TOOLS | {"n": 2})
+    assert [called(choice) for choice in whole["choices"]] == [[("add", {"a": 2})]] * 2
+
+
+@pytest.mark.parametrize("more", [{"tool_choice": "none"}, {"tools": []}, {"tools": None}])
+async def test_without_tools_there_is_no_call(tmp_path: Path, more: dict[str, Any]) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(CALL)) as service:
+        choice = await answered(service, TOOLS | more)
+    assert choice["message"] == {"role": "assistant", "content": CALL}
+    assert choice["finish_reason"] == "stop"
+
+
+BROKEN = {
+    "no JSON": "<tool_call>add please</tool_call>",
+    "an unknown tool": '<tool_call>{"name": "divide", "arguments": {}}</tool_call>',
+    "arguments that are none": '<tool_call>{"name": "add", "arguments": [2]}</tool_call>',
+    "with text around": 'So:\n\n<tool_call>\n{"name": "add"\n</tool_call>\n\n done ',
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_what_is_no_call_is_given_back_as_it_was(tmp_path: Path, kind: str) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(BROKEN[kind])) as service:
+        choice = await answered(service, TOOLS)
+    assert choice["message"] == {"role": "assistant", "content": BROKEN[kind]}
+    assert choice["finish_reason"] == "stop"
+
+
+async def test_a_template_without_tools_gets_them_in_words(tiny: Path, tmp_path: Path) -> None:
+    template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    async with served(checkpoint(tmp_path, template), sampler=script(CALL)) as service:
+        choice = await answered(service, TOOLS)
+        prompt = service.engine.tokens.decode(service.engine.rows[0].request.prompt)
+    assert called(choice) == [("add", {"a": 2})]
+    assert prompt.startswith("[system]You can call these functions:")
+
+
+async def test_a_call_and_its_result_are_rendered(tmp_path: Path) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(CALL, "It is 2.")) as service:
+        first = (await service.answer(CHAT, TOOLS))["choices"][0]["message"]
+        result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "2"}
+        second = await service.answer(CHAT, TOOLS | {"messages": [*HI["messages"], first, result], "seed": 1})
+        prompt = service.engine.tokens.decode(service.engine.rows[1].request.prompt)
+    assert second["choices"][0]["message"]["content"] == "It is 2."
+    assert f"<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n" in prompt
+
+
+async def test_stop_strings_are_not_looked_for_in_calls_and_thoughts(tmp_path: Path) -> None:
+    text = f"<think>add, they say</think>Now I add: \n{CALL}"
+    async with served(checkpoint(tmp_path, THINKS_ITSELF), sampler=script(text)) as service:
+        choice = await answered(service, TOOLS | {"stop": ["name", "say", "\n"]})
+        assert called(choice) == [("add", {"a": 2})]
+        assert choice["message"]["reasoning_content"] == "add, they say"
+        choice = await answered(service, TOOLS | {"stop": ["add"]})
+        assert choice["message"]["content"] == "Now I "
+        assert choice["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({"type": "function", "function": {"name": "a b"}}, "tools[1].function.name"),
+        ({"type": "function", "function": {"name": ""}}, "tools[1].function.name"),
+        ({"type": "function", "function": {"name": "add"}}, "tools[1]"),
+        ({"type": "function", "function": {"name": "f", "parameters": "x"}}, "tools[1].function.parameters"),
+        ({"type": "function"}, "tools[1]"),
+    ],
+)
+async def test_tools_that_are_none_are_refused_by_name(tiny: Path, tool: Any, param: str) -> None:
+    async with served(tiny) as service:
+        response = await service.post(CHAT, HI | {"tools": [ADD, tool]})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}, "any"])
+async def test_a_forced_call_is_refused_by_name(tiny: Path, choice: Any) -> None:
+    async with served(tiny) as service:
+        response = await service.post(CHAT, TOOLS | {"tool_choice": choice})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_other_families(tmp_path: Path) -> None:
+    coder = "<tool_call>\n<function=add>\n<parameter=a>\n2\n</parameter>\n</function>\n</tool_call>"
+    channels = (
+        "<|channel|>analysis<|message|>plan<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+        '<|constrain|>json<|message|>{"a": 2}<|call|>'
+    )
+    texts: Sequence[tuple[str, str]] = ((CODER, coder), (HARMONY, channels))
+    for number, (template, text) in enumerate(texts):
+        async with served(checkpoint(tmp_path / str(number), template), sampler=script(text)) as service:
+            choice = await answered(service, TOOLS)
+        assert called(choice) == [("add", {"a": 2})]
+        assert choice["message"]["content"] is None

@@ -27,9 +27,10 @@ from engine.request import (
     TokenLogprob,
 )
 from engine.text.filter import Markup
+from engine.text.forcedcalls import call_grammar, forced
 from engine.text.parts import Part
 from engine.text.tokens import REPLACEMENT
-from engine.text.toolcalls import Tools
+from engine.text.toolcalls import ToolCalls, Tools
 from server.bridge import Bridge, Events
 from server.logprobs import Logprobs, Spell
 from server.reply import AnswerPiece, Choice, Finish, Prefilled, Reader, Reading, Reason
@@ -259,12 +260,13 @@ async def start(
     thinking_tokens: int | None = None,
     tools: Tools = (),
     parallel_calls: bool = True,
+    tool_calls: ToolCalls | None = None,
 ) -> Answer:
     """Check the bounds, compile the grammar and enqueue: `num_choices` sequences for each prompt, in that order.
 
-    `thinking_tokens` bounds the reasoning of each; `tools` are those that may be called. A grammar holds what
-    comes behind the reasoning. Raises RequestError for a prompt that cannot run or a grammar that does not compile,
-    QueueFull and EngineStopped.
+    `thinking_tokens` bounds the reasoning of each; `tools` are those that may be called, and read by `tool_calls`,
+    else as the model does it. A grammar holds what comes behind the reasoning. Raises RequestError for a prompt
+    that cannot run or a grammar that does not compile, QueueFull and EngineStopped.
     """
     for token, _ in sampling.logit_bias:
         _check_id(model, token, "logit_bias")
@@ -305,11 +307,19 @@ async def start(
         return await bridge.text_work(lambda: prompted.message_at(token))
 
     usage = Usage(sum(len(ids) for ids in prompted.ids), num_choices)
-    reading = Reading(model.tool_calls, tools, parallel_calls)
+    reading = Reading(tool_calls or model.tool_calls, tools, parallel_calls)
     with_logprobs = top_logprobs is not None
     return Answer(
         events, usage, len(requests), message_at, reading, model.tokens.spell, with_logprobs=with_logprobs
     )
+
+
+def forced_calls(prompted: Prompted, tools: Tools, *, parallel: bool) -> tuple[Prompted, dict[str, Any]]:
+    """What a reply that has to call `tools` is prompted with, and what `start` is to be told of it."""
+    assert prompted.markup is not None, "a prompt with tools has markup"
+    markup = forced(prompted.markup)
+    grammar = Grammar("cfg", call_grammar(prompted.markup, tools, parallel=parallel), param="tool_choice")
+    return dataclasses.replace(prompted, markup=markup), {"grammar": grammar, "tool_calls": ToolCalls(markup)}
 
 
 def _behind_thought(grammar: Grammar, markup: Markup) -> Grammar:

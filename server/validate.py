@@ -297,17 +297,13 @@ class ChatBody(GenerationBody, kw_only=True):
         super().check()
         for index, message in enumerate(self.messages):
             _check_message(index, message)
-        if self.tool_choice not in ("auto", "none"):
-            raise RequestError(
-                'tool_choice: only "auto" and "none" are supported here: a call cannot be forced',
-                param="tool_choice",
-            )
         names: set[str] = set()
         for index, tool in enumerate(self.tools):
             name = _convert(tool, Tool, f"tools[{index}]").function.name
             if name in names:
                 raise RequestError(f"tools[{index}]: there are two tools {name!r}", param=f"tools[{index}]")
             names.add(name)
+        self._check_choice(names)
         if reserved := sorted(RESERVED_FOR_TEMPLATES & self.chat_template_kwargs.keys()):
             raise RequestError(
                 f"chat_template_kwargs: {reserved[0]} is not the request's to set", param="chat_template_kwargs"
@@ -323,10 +319,49 @@ class ChatBody(GenerationBody, kw_only=True):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    def _check_choice(self, names: set[str]) -> None:
+        """Hold `tool_choice` against the tools of these names."""
+        if self.tool_choice in ("auto", "none"):
+            return
+        named = self._named_tool()
+        if named is None and self.tool_choice != "required":
+            raise RequestError(
+                'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}',
+                param="tool_choice",
+            )
+        if not names or (named is not None and named not in names):
+            missing = "there are no tools" if named is None else f"there is no tool {named[:MAX_ECHOED]!r}"
+            raise RequestError(f"tool_choice: {missing} that could be called", param="tool_choice")
+        if self.constraint() is not None:
+            raise RequestError(
+                "tool_choice: a call cannot be held to a response_format, grammar or regex", param="tool_choice"
+            )
+
+    def _named_tool(self) -> str | None:
+        """The tool that `tool_choice` names, in OpenAI's shape."""
+        if not isinstance(self.tool_choice, dict) or self.tool_choice.get("type") != "function":
+            return None
+        function = self.tool_choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        return name if isinstance(name, str) else None
+
     @property
     def callable(self) -> list[dict[str, Any]]:
-        """The tools that may be called."""
-        return self.tools if self.tool_choice == "auto" else []
+        """The tools that the model is told of."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def calls_in_parallel(self) -> bool:
+        """Whether a forced reply may have several calls: a tool that is named is called once."""
+        return self.parallel_tool_calls and self.tool_choice == "required"
+
+    @property
+    def forced_tools(self) -> list[dict[str, Any]]:
+        """The tools of which one has to be called; none where the model may answer as it likes."""
+        if self.tool_choice == "required":
+            return self.tools
+        named = self._named_tool()
+        return [tool for tool in self.tools if named is not None and tool["function"]["name"] == named]
 
     @property
     def thinking_tokens(self) -> int | None:

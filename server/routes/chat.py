@@ -9,7 +9,7 @@ from starlette.types import ASGIApp
 
 from engine.request import TokenLogprob
 from server.conversations import Turn
-from server.generate import Answer, chat_prompt
+from server.generate import Answer, chat_prompt, forced_calls
 from server.logprobs import Spell, chat_body
 from server.reply import CallArguments, CallBegun, Choice, Finish, Reason, Reasoning, Text
 from server.routes.common import (
@@ -85,6 +85,9 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
         )
         messages = service.conversations.filled(model, turn) if body.cache_prompt else body.messages
         prompted = await chat_prompt(service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments)
+        forcing: dict[str, Any] = {}
+        if required := body.forced_tools:
+            prompted, forcing = forced_calls(prompted, required, parallel=body.calls_in_parallel)
         answer = await begun(
             service,
             model,
@@ -93,8 +96,9 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
             prompted,
             priority,
             thinking_tokens=body.thinking_tokens,
-            tools=turn.tools,
+            tools=body.forced_tools or turn.tools,
             parallel_calls=body.parallel_tool_calls,
+            **forcing,
         )
         if body.cache_prompt:
             answer.on_finish = lambda choice: service.conversations.answered(

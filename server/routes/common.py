@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from engine.errors import RequestError
 from engine.loop import ServedModel
-from engine.request import PRIORITIES, Priority, TokenLogprob
+from engine.request import PRIORITIES, Grammar, Priority, TokenLogprob
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.conversations import Conversations
@@ -169,6 +169,7 @@ async def begun(
     body: GenerationBody,
     prompted: Prompted,
     priority: Priority,
+    grammar: Grammar | None = None,
     **more: Any,
 ) -> Answer:
     """Enqueue what `body` asks for; `more` is what a dialect alone knows. Raises as `start` does."""
@@ -191,7 +192,7 @@ async def begun(
         prompt_cache_key=body.prompt_cache_key,
         top_logprobs=body.num_logprobs(),
         loops=body.loops(service.config.engine.loops),
-        grammar=body.constraint(),
+        grammar=grammar or body.constraint(),
         **more,
     )
 

@@ -125,10 +125,51 @@ async def test_tools_that_are_none_are_refused_by_name(tiny: Path, tool: Any, pa
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}, "any"])
-async def test_a_forced_call_is_refused_by_name(tiny: Path, choice: Any) -> None:
+UNITS = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["c", "f"]}},
+    "required": ["unit"],
+    "additionalProperties": False,
+}
+FORCED: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": UNITS}} for name in ("heat", "cool")
+]
+
+
+@pytest.mark.parametrize("template", [PLAIN, THINKS_ITSELF])
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"heat", "cool"}), ({"type": "function", "function": {"name": "cool"}}, {"cool"})],
+)
+async def test_a_call_is_forced(tmp_path: Path, template: str, choice: Any, names: set[str]) -> None:
+    """Whatever a model with random weights would say."""
+    asked = {"tools": FORCED, "tool_choice": choice, "max_tokens": 400, "parallel_tool_calls": False}
+    if template == THINKS_ITSELF:
+        asked["thinking_budget"] = 5
+    async with served(checkpoint(tmp_path, template)) as service:
+        for seed in range(3):
+            for sampling in ({"temperature": 0}, {"temperature": 1.5, "seed": seed}):
+                answer = await answered(service, HI | asked | sampling)
+                [(name, arguments)] = called(answer)
+                assert name in names
+                assert arguments in ({"unit": "c"}, {"unit": "f"})
+                assert answer["finish_reason"] == "tool_calls"
+                assert not answer["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tool_choice": "any"},
+        {"tool_choice": {"type": "function", "function": {"name": "mul"}}},
+        {"tool_choice": {"type": "function"}},
+        {"tool_choice": "required", "tools": []},
+        {"tool_choice": "required", "response_format": {"type": "json_object"}},
+    ],
+)
+async def test_a_call_that_cannot_be_forced_is_refused_by_name(tiny: Path, more: dict[str, Any]) -> None:
     async with served(tiny) as service:
-        response = await service.post(CHAT, TOOLS | {"tool_choice": choice})
+        response = await service.post(CHAT, TOOLS | more)
         assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
 
 

@@ -7,11 +7,13 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.errors import MlxcelError
+from server.auth import Keys, SameOrigin, keys_of
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import NoRoute, error_response, shape_of
@@ -67,8 +69,28 @@ def make_app(
         HTTPException: _no_such_route,
         Exception: _failed,
     }
-    middleware = [Middleware(Recorded, model=config.served_name)]
-    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers, middleware=_middleware(config))
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    """What stands before the routes, the first outermost. Raises ConfigError for keys that are none."""
+    before = [
+        Middleware(Recorded, model=config.served_name),
+        Middleware(SameOrigin, origins=config.cors_origins, loopback_only=config.is_on_loopback),
+    ]
+    if config.cors_origins:
+        before.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    if keys := keys_of(config):
+        before.append(Middleware(Keys, keys=keys))
+    return before
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -1,8 +1,8 @@
 """Errors of the HTTP side, and the one table from error type to status, type and code.
 
 Each dialect writes an error down in its own shape. OpenAI: `{"error": {"message", "type", "param", "code"}}`.
-Anthropic: `{"type": "error", "error": {"type", "message"}}`. llama-server: `{"error": {"code", "message", "type"}}`,
-where the code is the status.
+Anthropic: `{"type": "error", "error": {"type", "message"}}`. llama-server: `{"error": {"code", "message",
+"type"}}`, where the code is the status.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,9 @@ _SHAPES: Mapping[str, Shape] = {
 
 def shape_of(path: str) -> Shape:
     """The shape of the errors of the route at `path`, or of one that would be below it."""
-    return next((shape for route, shape in _SHAPES.items() if path == route or path.startswith(f"{route}/")), "openai")
+    return next(
+        (shape for route, shape in _SHAPES.items() if path == route or path.startswith(f"{route}/")), "openai"
+    )
 
 
 class UnknownModel(RequestError):

@@ -1,7 +1,8 @@
 """Bodies to typed requests. Every field acts or is refused by name; null means "not given".
 
 The types say what acts. A field of the dialect that does not act yet may be sent with the value that asks for
-nothing; any other value of it is refused, and so is a field that nobody knows.
+nothing; any other value of it is refused, and so is a field that nobody knows. A type with a NEUTRAL of its own is
+another dialect's.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from msgspec import Meta
 from engine.errors import RequestError
 from engine.request import Sampling
 from server.errors import NotSupported
+from server.limits import check_limits
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
@@ -221,6 +223,8 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
         raise RequestError("the body is nested too deeply") from fault
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object")
+    check_limits(raw)
+    neutral: Mapping[str, tuple[Any, ...]] = getattr(body_type, "NEUTRAL", NEUTRAL)
     known = {field.encode_name for field in msgspec.structs.fields(body_type)}
     given = {}
     for name, value in raw.items():
@@ -228,11 +232,12 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
             continue
         if name in known:
             given[name] = value
-        elif name not in NEUTRAL:
+        elif name not in neutral:
             raise RequestError(_unknown(name, known), param=name[:MAX_ECHOED])
-        elif not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-            accepted = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
-            raise RequestError(f"{name} is not supported here; only {accepted} is accepted", param=name)
+        elif not any(_same(value, accepted) for accepted in neutral[name]):
+            accepted = " or ".join(msgspec.json.encode(accepted).decode() for accepted in neutral[name])
+            but = f"; only {accepted} is accepted" if accepted else ""
+            raise RequestError(f"{name} is not supported here{but}", param=name)
     return _convert(given, body_type, "")
 
 

@@ -300,6 +300,7 @@ async def served(
     alias: str = "",
     clock: Callable[[], float] = time.perf_counter,
     stall_timeout: float = 60.0,
+    server: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> AsyncIterator[Served]:
     """A served tiny model, loaded unless `open_engine` is given. At the end no request may be live and no row may
@@ -312,6 +313,7 @@ async def served(
         alias=alias,
         keep_alive_s=keep_alive_s,
         stall_timeout=stall_timeout,
+        **(server or {}),
     )
 
     def watched(config: EngineConfig) -> Engine:
@@ -320,7 +322,7 @@ async def served(
 
     app = make_app(config, open_engine=open_engine or watched, on_fault=on_fault, clock=clock)
     transport = InProcess(app)
-    client = httpx2.AsyncClient(transport=transport, base_url="http://tiny", timeout=PATIENCE_S)
+    client = httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE_S)
     service = Served(app, transport, client, gate)
     async with client:
         service.count_submissions()
@@ -393,10 +395,12 @@ def live(
     host: str = "127.0.0.1",
     *,
     open_engine: Callable[[EngineConfig], Engine] = WatchedEngine,
+    server: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> Iterator[Live]:
     """`server.run.serve` in a thread, on a free port or on the unix socket `host`."""
-    config = ServerConfig(EngineConfig(model=checkpoint, **engine), model_id="tiny", host=host, port=0)
+    engine_config = EngineConfig(model=checkpoint, **engine)
+    config = ServerConfig(engine_config, model_id="tiny", host=host, port=0, **(server or {}))
     apps: list[Starlette] = []
     servers: list[Any] = []
     codes: list[int] = []

@@ -24,6 +24,7 @@ from server.routes.common import Service, request_id_of
 from server.routes.completions import completions
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
+from server.routes.requests import cancel
 from server.routes.status import health, metrics, ready
 from server.sse import ClientGone
 
@@ -32,6 +33,7 @@ ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
+    Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),
     Route("/v1/cache/stats", cache_stats, methods=["GET"]),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
     Route("/health", health, methods=["GET"]),

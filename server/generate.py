@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import ContextLengthExceeded, NeverFits, RequestError
+from engine.errors import ContextLengthExceeded, MlxcelError, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import FinishReason, Output, Priority, Progress, Request, Sampling, Timings
 from engine.text.tokens import REPLACEMENT
@@ -163,6 +163,10 @@ class Answer:
                 case Finish(choice=choice, reason=reason):
                     reasons[choice] = reason
         return [("".join(text), reason) for text, reason in zip(texts, reasons, strict=True)]
+
+    def fail(self, error: MlxcelError) -> None:
+        """Cancel what still runs, and end the stream of pieces with `error`."""
+        self._events.fail(error)
 
     def close(self) -> None:
         self._events.close()

@@ -1,5 +1,6 @@
 """What every generation route does around the one generation path: body, model, request id, disconnect."""
 
+import contextlib
 import functools
 import re
 import time
@@ -16,10 +17,11 @@ from engine.loop import ServedModel
 from engine.request import PRIORITIES, FinishReason, Priority
 from server.bridge import Bridge
 from server.config import ServerConfig
-from server.errors import BodyTooLarge, UnknownModel, json_response
+from server.errors import BodyTooLarge, UnknownModel, json_response, shape_of
 from server.generate import Answer, Finish, Prefilled, Prompted, Text, Usage, start
 from server.record import record_of
-from server.sse import ClientGone, Comment, EventStream, unless_gone
+from server.running import RunningRequests
+from server.sse import DONE, ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class Service:
     def __init__(self, config: ServerConfig, bridge: Bridge) -> None:
         self.config = config
         self.bridge = bridge
+        self.running = RunningRequests(config.request_timeout)
         self.started_s = int(time.time())
 
     @functools.cached_property
@@ -170,24 +173,54 @@ def begun(
 async def respond(
     request: Request, body: GenerationBody, dialect: Dialect, begin: Callable[[], Awaitable[Answer]]
 ) -> Response | ASGIApp:
-    """Answer `request`: begin, then stream or fold. A client that leaves ends its rows wherever they are."""
+    """Answer `request` in `dialect`: begin, then stream or fold."""
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    async def whole(answer: Answer) -> dict[str, Any]:
+        return dialect.whole(await answer.fold(), answer.usage)
+
+    return await deliver(
+        request,
+        dialect.request_id,
+        begin,
+        frames=(lambda answer: _frames(answer, dialect, include_usage)) if body.stream else None,
+        whole=whole,
+        user=body.user or "",
+    )
+
+
+async def deliver(
+    request: Request,
+    request_id: str,
+    begin: Callable[[], Awaitable[Answer]],
+    *,
+    frames: Callable[[Answer], AsyncIterator[Any]] | None,
+    whole: Callable[[Answer], Awaitable[Any]],
+    user: str = "",
+    done: bytes = DONE,
+) -> Response | ASGIApp:
+    """Begin an answer, then send it as `frames`, where there are any, or `whole`; `done` marks their success.
+
+    A client that leaves ends its rows wherever they are, and so does who cancels the request or the clock.
+    """
     service = service_of(request)
     record = record_of(request)
-    record.user = (body.user or "")[:MAX_ECHOED]
-    answer: Answer = await unless_gone(request.receive, begin())
-    record.usage = answer.usage
-    headers = {"x-request-id": dialect.request_id}
-    if body.stream:
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        return EventStream(
-            _frames(answer, dialect, include_usage),
-            close=answer.close,
-            keep_alive_s=service.config.keep_alive_s,
-            on_error=record.failed,
-            headers=headers,
-        )
-    try:
-        choices = await unless_gone(request.receive, answer.fold())
-    finally:
-        answer.close()
-    return json_response(dialect.whole(choices, answer.usage), headers=headers)
+    record.user = user[:MAX_ECHOED]
+    headers = {"x-request-id": request_id}
+    with contextlib.ExitStack() as under_way:
+        running = under_way.enter_context(service.running.entered(request_id))
+        answer = await unless_gone(request.receive, running.begun(begin()))
+        under_way.callback(answer.close)
+        record.usage = answer.usage
+        if frames is not None:
+            return EventStream(
+                frames(answer),
+                close=under_way.pop_all().close,
+                keep_alive_s=service.config.keep_alive_s,
+                on_error=record.failed,
+                headers=headers,
+                shape=shape_of(request.url.path),
+                done=done,
+            )
+        body = await unless_gone(request.receive, whole(answer))
+    return json_response(body, headers=headers)

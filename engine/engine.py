@@ -32,6 +32,7 @@ from engine.probe import Verdict, Verdicts, forward_of, probe
 from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, Storable
 from engine.sample.chain import sample
 from engine.sample.state import Draw, draw_of
+from engine.text.spelling import spelling_of
 from engine.text.template import ChatTemplate
 from engine.text.tokens import Tokens
 from engine.verify import Verifier
@@ -80,6 +81,7 @@ class Engine:
             decode=lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False)),
             vocab_size=loaded.vocab_size,
             longest_bytes=max(len(token.encode()) for token in tokenizer.get_vocab()),
+            spell=spelling_of(tokenizer),
             bos=tokenizer.bos_token or "",
             eos=tokenizer.eos_token or "",
         )

@@ -18,12 +18,13 @@ class StopMatcher:
     """Finds the first of several strings in a text that comes in pieces, whatever the pieces are.
 
     The first stop string to be complete wins, of those that end at the same place the longest. Nothing that
-    may still become one is released.
+    may still become one is released. `found` is the one that was.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
+        self.found = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """Take `text`; return what is released and whether a stop string was found (it is not released)."""
@@ -32,7 +33,8 @@ class StopMatcher:
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            _, at = min(found)
+            end, at = min(found)
+            self.found = self._held[at:end]
             released, self._held = self._held[:at], ""
             return released, True
         keep = max(self._overlap(stop) for stop in self._stops)
@@ -80,6 +82,7 @@ class FinishStep:
         if reason is None:
             return Output(row, token, released)
         row.finish_reason = reason
+        row.stop_string = row.text.stops.found
         timings = Timings(
             prompt_n=len(row.request.prompt) - row.num_cached,
             prompt_ms=(row.first_token_s - row.started_s) * 1000,

@@ -75,6 +75,7 @@ class Row:
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer and stop matcher) to the finish step.
+    `stop_string` is the one that ended it, if one did.
     """
 
     request: Request
@@ -87,6 +88,7 @@ class Row:
     cache_miss: int | None = None
     output: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_string: str = ""
     num_preempted: int = 0
     started_s: float = 0.0
     first_token_s: float = 0.0

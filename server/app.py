@@ -21,11 +21,13 @@ from server.record import Recorded, record_of
 from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
+from server.routes.completion import completion
 from server.routes.completions import completions
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
 from server.routes.requests import cancel
 from server.routes.status import health, metrics, ready
+from server.routes.tokens import apply_template, detokenize, tokenize
 from server.sse import ClientGone
 
 ROUTES = [
@@ -38,6 +40,10 @@ ROUTES = [
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
     Route("/health", health, methods=["GET"]),
     Route("/health/ready", ready, methods=["GET"]),
+    Route("/completion", completion, methods=["POST"]),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/apply-template", apply_template, methods=["POST"]),
     Route("/props", props, methods=["GET"]),
     Route("/slots", slots, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),

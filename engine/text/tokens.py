@@ -14,13 +14,15 @@ class Tokens:
 
     `encode(text, add_special)` puts a beginning-of-sequence token before the text only if `add_special`;
     `decode` shows special tokens as they are written. No token stands for more than `longest_bytes` of text.
-    `bos` and `eos` are the texts of the tokens that begin and end a sequence, empty where there is none.
+    `bos` and `eos` are the texts of the tokens that begin and end a sequence, empty where there is none. `spell`
+    gives a token's bytes.
     """
 
     encode: Callable[[str, bool], list[int]]
     decode: Callable[[Sequence[int]], str]
     vocab_size: int
     longest_bytes: int
+    spell: Callable[[int], bytes]
     bos: str = ""
     eos: str = ""
 

@@ -40,7 +40,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "parallel_tool_calls": (True,),
     "modalities": (["text"],),
-    "echo": (False,),
     "best_of": (1,),
     "suffix": ("",),
 }
@@ -193,6 +192,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     """`POST /v1/completions`. A prompt is a text, a list of token ids, or a list of either."""
 
     prompt: str | list[str | int | list[int]]
+    echo: bool = False
 
     def prompts(self) -> list[str | list[int]]:
         """One entry for each prompt. Raises RequestError where there is none, or a mixture."""

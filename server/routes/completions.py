@@ -1,5 +1,6 @@
 """`POST /v1/completions`, in OpenAI's shapes: raw continuation, no chat template."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -24,12 +25,17 @@ from server.validate import CompletionBody
 class CompletionDialect(Dialect):
     object = "text_completion"
     chunk_object = "text_completion"
+    echoed: Sequence[str] = ()  # the text before each choice, where that is asked for
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        return self.said(choice, self.echoed[choice], None) if self.echoed else None
 
     def said(self, choice: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
         return {"index": choice, "text": text, "logprobs": None, "finish_reason": reason}
 
     def answered(self, choice: int, text: str, reason: FinishReason) -> dict[str, Any]:
-        return self.said(choice, text, reason)
+        before = self.echoed[choice] if self.echoed else ""
+        return self.said(choice, before + text, reason)
 
 
 async def completions(request: Request) -> Response | ASGIApp:
@@ -44,6 +50,9 @@ async def completions(request: Request) -> Response | ASGIApp:
     async def begin() -> Answer:
         model = await service.bridge.model()
         prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
+        if body.echo:
+            texts = [prompt if isinstance(prompt, str) else model.tokens.decode(prompt) for prompt in prompts]
+            dialect.echoed = [text for text in texts for _ in range(body.n)]
         return begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

@@ -26,7 +26,7 @@ from server.routes.completions import completions
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
 from server.routes.requests import cancel
-from server.routes.status import health, metrics, ready
+from server.routes.status import health, metrics, openapi, ready
 from server.routes.tokens import apply_template, detokenize, tokenize
 from server.sse import ClientGone
 
@@ -46,6 +46,7 @@ ROUTES = [
     Route("/apply-template", apply_template, methods=["POST"]),
     Route("/props", props, methods=["GET"]),
     Route("/slots", slots, methods=["GET"]),
+    Route("/openapi.json", openapi, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]
 

@@ -63,7 +63,7 @@ class ServerConfig:
                     "cors_origins", f"{origin!r} is no origin", hint="write scheme and host: https://chat.example"
                 )
         local = self.is_unix_socket or self.is_on_loopback
-        if not (local or self.api_key or self.api_key_file or self.insecure_no_auth):
+        if not (local or self.needs_key or self.insecure_no_auth):
             raise ConfigError(
                 "host",
                 f"refusing to listen on {self.host}: anybody on the network could use the model",
@@ -78,6 +78,11 @@ class ServerConfig:
     @property
     def is_on_loopback(self) -> bool:
         return not self.is_unix_socket and is_loopback(self.host)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests carry an API key."""
+        return bool(self.api_key or self.api_key_file)
 
     @property
     def served_name(self) -> str:

@@ -33,7 +33,7 @@ Part = str | int
 Prompt = str | Sequence[Part]
 
 
-class CompletionBody(GenerationBody, kw_only=True):
+class NativeCompletionBody(GenerationBody, kw_only=True):
     """`POST /completion`. A prompt is a text, or a list of ids and texts that follow each other; a list of texts
     alone, or of such lists, is several prompts.
     """

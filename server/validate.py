@@ -213,6 +213,12 @@ class CompletionBody(GenerationBody, kw_only=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
+def neutral_of(body_type: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...]]:
+    """The fields of the type's dialect that do not act, with the values of them that ask for nothing."""
+    neutral: Mapping[str, tuple[Any, ...]] = getattr(body_type, "NEUTRAL", NEUTRAL)
+    return neutral
+
+
 def parse(data: bytes, body_type: type[Body]) -> Body:
     """The typed body. Raises RequestError that names the field at fault."""
     try:
@@ -224,7 +230,7 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object")
     check_limits(raw)
-    neutral: Mapping[str, tuple[Any, ...]] = getattr(body_type, "NEUTRAL", NEUTRAL)
+    neutral = neutral_of(body_type)
     known = {field.encode_name for field in msgspec.structs.fields(body_type)}
     given = {}
     for name, value in raw.items():

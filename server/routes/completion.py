@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from engine.loop import ServedModel
 from engine.request import FinishReason
 from server.generate import Answer, Finish, Prefilled, Prompted, Text, text_prompts
-from server.llama import CompletionBody, projected
+from server.llama import NativeCompletionBody, projected
 from server.routes.common import (
     Dialect,
     begun,
@@ -34,7 +34,7 @@ ANY_SLOT = -1  # rows have no slot of their own that a client could ask for
 class NativeDialect(Dialect):
     """Writes one answer down; knows the model and the prompts once it has begun."""
 
-    def __init__(self, request_id: str, served_name: str, body: CompletionBody) -> None:
+    def __init__(self, request_id: str, served_name: str, body: NativeCompletionBody) -> None:
         super().__init__(request_id, served_name)
         self._served_name = served_name
         self._body = body
@@ -118,7 +118,7 @@ def _each(ms: float, count: int) -> float:
 
 async def completion(request: Request) -> Response | ASGIApp:
     service = service_of(request)
-    body = await read_body(request, CompletionBody)
+    body = await read_body(request, NativeCompletionBody)
     body.check()
     check_model(service, body.model)
     priority = priority_of(request)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.llama import CompletionBody
+from server.llama import NativeCompletionBody
 from tests.serving import COMPLETIONS, ScriptedSampler, Served, served, tokens_of
 from tests.tiny import END_OF_TURN
 
@@ -188,7 +188,7 @@ async def test_what_does_not_act_is_refused_by_name(tiny: Path, name: str) -> No
 
 
 async def test_what_asks_for_nothing_is_accepted(tiny: Path) -> None:
-    neutral = {name: values[0] for name, values in CompletionBody.NEUTRAL.items() if values}
+    neutral = {name: values[0] for name, values in NativeCompletionBody.NEUTRAL.items() if values}
     async with served(tiny, sampler=script("abc")) as service:
         assert (await service.answer(PATH, BODY | neutral))["content"] == "abc"
         assert (await service.answer(PATH, BODY | dict.fromkeys(REFUSED, None)))["content"] == "abc"

@@ -36,4 +36,7 @@ Server = Annotated[
         "--server", metavar="URL", help="ask a running server: http://HOST:PORT or a path ending in .sock"
     ),
 ]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", metavar="TEXT", help="the key that the server at --server asks for")
+]
 Stats = Annotated[bool, typer.Option("--stats", help="tokens, rates and time to the first token, on stderr")]

@@ -12,6 +12,7 @@ from engine.config import GREEDY
 from mlxcel_cli import checkpoint, config, render
 from mlxcel_cli.asked import FIELDS
 from mlxcel_cli.commands.options import (
+    ApiKey,
     ConfigFile,
     MaxTokens,
     Model,
@@ -56,6 +57,7 @@ def run(
     max_tokens: MaxTokens = None,
     stop: Stop = None,
     server: Server = None,
+    api_key: ApiKey = None,
     stats: Stats = False,
     config_file: ConfigFile = None,
     **flags: Any,
@@ -64,7 +66,14 @@ def run(
     text = _prompt_text(prompt)
     model = checkpoint.named(model, model_option)
     common = _common(
-        model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file, once=text is not None
+        model,
+        server,
+        flags,
+        key=api_key,
+        max_tokens=max_tokens,
+        stop=stop,
+        file=config_file,
+        once=text is not None,
     )
 
     from mlxcel_cli import session
@@ -81,13 +90,14 @@ def chat(
     max_tokens: MaxTokens = None,
     stop: Stop = None,
     server: Server = None,
+    api_key: ApiKey = None,
     stats: Stats = False,
     config_file: ConfigFile = None,
     **flags: Any,
 ) -> None:
     """Chat with a model; /help lists what the loop understands."""
     model = checkpoint.named(model, model_option)
-    common = _common(model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file)
+    common = _common(model, server, flags, key=api_key, max_tokens=max_tokens, stop=stop, file=config_file)
 
     from mlxcel_cli import session
 
@@ -102,6 +112,7 @@ def generate(
     max_tokens: MaxTokens = None,
     stop: Stop = None,
     server: Server = None,
+    api_key: ApiKey = None,
     stats: Stats = False,
     config_file: ConfigFile = None,
     **flags: Any,
@@ -111,7 +122,9 @@ def generate(
     if text is None:
         raise WrongUsage("there is nothing to continue", hint="give a text with -p TEXT or on stdin")
     model = checkpoint.named(model, model_option)
-    common = _common(model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file, once=True)
+    common = _common(
+        model, server, flags, key=api_key, max_tokens=max_tokens, stop=stop, file=config_file, once=True
+    )
 
     from mlxcel_cli import session
 
@@ -142,6 +155,7 @@ def _common(
     address: str | None,
     flags: Mapping[str, Any],
     *,
+    key: str | None,
     max_tokens: int | None,
     stop: list[str] | None,
     file: Path | None,
@@ -162,7 +176,9 @@ def _common(
         if own or file:
             flag = config.table()[next(iter(own))].flags[0] if own else "--config"
             raise WrongUsage(f"{flag} is decided where the server was started", hint="leave it out with --server")
-        return {"where": address, "model": model, "asked": asked}
+        return {"where": address, "model": model, "asked": asked, "key": key or ""}
+    if key is not None:
+        raise WrongUsage("--api-key is for the server at --server", hint="a server in this process needs none")
     if max_tokens == -1:
         own["n_predict"] = -1
     where = _own_server(config.settle(own, model=model, file=file), once=once)

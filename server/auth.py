@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import ConfigError, RequestError
 from server.config import ServerConfig, is_loopback
 from server.errors import Foreign, Unauthorized, error_response, shape_of
+from server.routes.common import request_id_of
 
 OPEN_PATHS = frozenset({"/health", "/health/ready"})  # for whoever watches over the process
 ANY_ORIGIN = "*"
@@ -116,4 +118,5 @@ def _digest(key: str) -> bytes:
 
 def _refused(scope: Scope, error: RequestError) -> ASGIApp:
     scope["record"].failed(error)
-    return error_response(error, shape=shape_of(scope["path"]))
+    named = {"x-request-id": request_id_of(Request(scope), "req")}
+    return error_response(error, named, shape=shape_of(scope["path"]))

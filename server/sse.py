@@ -35,6 +35,11 @@ def data_frame(body: Any) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
+def error_frame(error: Exception, shape: Shape) -> bytes:
+    """An error after the start. Anthropic's clients know it by the name of its event."""
+    return (b"event: error\n" if shape == "anthropic" else b"") + data_frame(error_body(error, shape))
+
+
 def comment_frame(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
@@ -110,11 +115,11 @@ class EventStream:
                 yield comment_frame(frame) if isinstance(frame, Comment) else data_frame(frame)
         except MlxcelError as error:
             self._on_error(error)
-            yield data_frame(error_body(error, self._shape))
+            yield error_frame(error, self._shape)
         except Exception as fault:
             log.exception("a stream failed")
             self._on_error(fault)
-            yield data_frame(error_body(fault, self._shape))
+            yield error_frame(fault, self._shape)
         else:
             if self._done:
                 yield self._done

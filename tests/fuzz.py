@@ -19,7 +19,7 @@ from tests.tiny import write_checkpoint
 
 LONGEST_S = 30.0
 EXAMPLES = 20  # of an operation and mode, before the next has its turn
-ANSWERS = (200, 400, 404, 405, 501)  # and 503 where too many wait
+ANSWERS = (200, 400, 404, 405, 501)
 
 
 def fuzz(checkpoint: Path, seconds: float, *, seed: int = 0) -> dict[str, int]:

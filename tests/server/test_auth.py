@@ -173,6 +173,20 @@ async def test_a_page_that_is_named_may_ask_and_read(tiny: Path) -> None:
         assert (await service.post(COMPLETIONS, HI, headers={"origin": EVIL})).status_code == 403
 
 
+async def test_all_pages_may_be_let_in_and_names_that_point_here_may_not(tiny: Path) -> None:
+    async with served(tiny, server={"cors_origins": ("*",)}) as service:
+        response = await service.post(COMPLETIONS, HI, headers={"origin": EVIL})
+        assert (response.status_code, response.headers["access-control-allow-origin"]) == (200, "*")
+        assert (await service.post(COMPLETIONS, HI, headers={"host": "evil.test"})).status_code == 403
+
+
+async def test_a_refusal_carries_the_requests_id(tiny: Path) -> None:
+    async with served(tiny, server={"api_key": KEYS}) as service:
+        for headers, status in (({}, 401), ({"origin": EVIL}, 403)):
+            response = await service.post(COMPLETIONS, HI, headers=headers | {"x-request-id": "mine"})
+            assert (response.status_code, response.headers["x-request-id"]) == (status, "mine")
+
+
 async def test_a_host_is_anybodys_beyond_loopback_and_an_origin_is_not(tiny: Path) -> None:
     async with served(tiny, server={"host": "0.0.0.0", "api_key": KEYS}) as service:
         headers = {"host": "box.lan:8080", **bearer(KEYS[0])}

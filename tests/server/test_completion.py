@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from server.llama import NativeCompletionBody
-from tests.serving import COMPLETIONS, ScriptedSampler, Served, served, tokens_of
+from tests.serving import COMPLETIONS, ScriptedSampler, Served, live, served, tokens_of
 from tests.tiny import END_OF_TURN
 
 pytestmark = pytest.mark.anyio
@@ -214,3 +214,17 @@ async def test_a_failure(tiny: Path, num_tokens: int) -> None:
         assert len(frames) == num_tokens + 1
         assert frames[-1]["error"].items() >= {"code": 500, "type": "server_error"}.items()
         assert not any(frame.get("stop") for frame in frames)
+
+
+@pytest.mark.real
+def test_the_real_model_over_the_network(real_checkpoint: Path) -> None:
+    with live(real_checkpoint, parallel=2, ctx_size=512) as server, server.client() as client:
+        chat = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+        prompt = client.post("/apply-template", json=chat).json()["prompt"]
+        tokens = client.post("/tokenize", json={"content": prompt}).json()["tokens"]
+        assert client.post("/detokenize", json={"tokens": tokens}).json() == {"content": prompt}
+        asked = {"n_predict": 24, "temperature": 0}
+        by_text, by_ids = (client.post(PATH, json={"prompt": p, **asked}).json() for p in (prompt, tokens))
+        assert "Paris" in by_text["content"]
+        assert by_ids["content"] == by_text["content"]
+        assert by_text["tokens_evaluated"] == len(tokens)

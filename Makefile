@@ -11,7 +11,7 @@ NATIVE ?= $(if $(filter cuda,$(BACKEND)),,engine/native)
 STAMP  := $(VENV)/.done-$(or $(BACKEND),metal)
 export PROMPT
 
-.PHONY: setup run test format lint check sanitize bench docs completions clean
+.PHONY: setup run test format lint check sanitize bench fuzz docs completions clean
 
 setup: $(STAMP) $(VENV)/.native ## make .venv and install mlxcel with its development tools and kernels
 
@@ -65,6 +65,9 @@ sanitize-%: setup
 bench: setup ## figures for docs/log.md; never part of the tests
 	$(BIN)/python -m tests.bench.kernels
 	$(BIN)/python -m tests.bench.decode
+
+fuzz: setup ## five minutes of whatever the OpenAPI document allows and forbids, against a tiny model
+	$(BIN)/python -m tests.fuzz 300
 
 docs: setup ## the generated pages
 	$(BIN)/python docs/generate.py

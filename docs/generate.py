@@ -74,7 +74,7 @@ def settings_page() -> str:
 
 def _line(row: Row) -> str:
     flags = ", ".join(f"`{flag}`" for flag in row.flags)
-    default = "" if row.default in (None, "") or row.default is False else f"`{row.default}`"
+    default = "" if row.default in (None, "", ()) or row.default is False else f"`{row.default}`"
     return f"| {flags} | `{row.variable}` | {default} | {row.said.help} |\n"
 
 

@@ -55,10 +55,13 @@ def setting(
     aliases: tuple[str, ...] = (),
     flag: bool = True,
     choices: tuple[str, ...] = (),
+    secret: bool = False,
 ) -> Any:
-    """A dataclass field that carries its help text and bounds; `flag=False` keeps it off the command line."""
+    """A dataclass field that carries its help text and bounds; `flag=False` keeps it off the command line, and
+    `secret` its value out of what is printed.
+    """
     said = Setting(help, minimum, maximum, aliases, flag, choices)
-    return dataclasses.field(default=default, metadata={"setting": said})
+    return dataclasses.field(default=default, repr=not secret, metadata={"setting": said})
 
 
 def setting_of(field: dataclasses.Field[Any]) -> Setting | None:

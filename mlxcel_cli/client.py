@@ -56,25 +56,38 @@ class EventStream:
 
 
 class Client:
-    """Calls on one server. `model` is sent with every request where it is given; the server's own else."""
+    """Calls on one server. `model` is sent with every request where it is given; the server's own else. `key` is
+    the API key to show.
+    """
 
     def __init__(
-        self, transport: httpx2.AsyncBaseTransport, base_url: str, *, address: str = "", model: str | None = None
+        self,
+        transport: httpx2.AsyncBaseTransport,
+        base_url: str,
+        *,
+        address: str = "",
+        model: str | None = None,
+        key: str = "",
     ) -> None:
-        timeout = httpx2.Timeout(None, connect=10.0)
-        self._http = httpx2.AsyncClient(transport=transport, base_url=base_url, timeout=timeout, trust_env=False)
+        self._http = httpx2.AsyncClient(
+            transport=transport,
+            base_url=base_url,
+            timeout=httpx2.Timeout(None, connect=10.0),
+            trust_env=False,
+            headers={"authorization": f"Bearer {key}".encode()} if key else None,
+        )
         self._address = address or base_url
         self._model = {"model": model} if model else {}
 
     @classmethod
-    def to(cls, address: str, *, model: str | None = None) -> Self:
+    def to(cls, address: str, *, model: str | None = None, key: str = "") -> Self:
         """A client of the server at `address`: http(s)://host:port, with or without /v1, or a socket's path.
 
         Raises UserError for an address that is neither.
         """
         if address.endswith(".sock"):
             path = address.removeprefix("unix://").removeprefix("unix:")
-            return cls(httpx2.AsyncHTTPTransport(uds=path), "http://localhost", address=path, model=model)
+            return cls(httpx2.AsyncHTTPTransport(uds=path), "http://localhost", address=path, model=model, key=key)
         try:
             url = httpx2.URL(address)
         except httpx2.InvalidURL:
@@ -82,7 +95,7 @@ class Client:
         if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535:
             raise UserError(f"{address} is not the address of a server", hint=FORMS)
         base = address.rstrip("/").removesuffix("/v1")
-        return cls(httpx2.AsyncHTTPTransport(), base, model=model)
+        return cls(httpx2.AsyncHTTPTransport(), base, model=model, key=key)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -29,8 +29,17 @@ PREFIX = "MLXCEL_"
 BUILT_IN_MODEL = "smollm2-135m"
 WORDS_FOR_BOOL = {"1": True, "true": True, "yes": True, "on": True}
 WORDS_FOR_BOOL |= {"0": False, "false": False, "no": False, "off": False}
-METAVARS = {int: "N", float: "X", str: "TEXT", Path: "FILE", Size: "BYTES", Bound: "auto|BYTES|none"}
+METAVARS = {
+    int: "N",
+    float: "X",
+    str: "TEXT",
+    tuple: "TEXT",
+    Path: "FILE",
+    Size: "BYTES",
+    Bound: "auto|BYTES|none",
+}
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+KINDS[tuple] = "a list of texts"
 KINDS[Size] = "a number of bytes, or a size such as 2GiB"
 KINDS[Bound] = "auto, none, a number of bytes, or a size such as 2GiB"
 WRITTEN = (Size, Bound)  # kinds that are read from a text of their own
@@ -70,10 +79,15 @@ def table() -> dict[str, Row]:
         for field in dataclasses.fields(owner):
             said = setting_of(field)
             if said is not None and said.flag:
-                kinds = [kind for kind in get_args(hints[field.name]) if kind is not NoneType]
-                kind = kinds[0] if kinds else hints[field.name]
-                rows[field.name] = Row(field.name, owner, kind, field.default, said)
+                rows[field.name] = Row(field.name, owner, _kind(hints[field.name]), field.default, said)
     return rows
+
+
+def _kind(hint: Any) -> type:
+    """The type of a setting's value, without its None and without what a tuple holds, which is texts."""
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
+    kind: type = get_origin(hint) if get_origin(hint) is tuple else kinds[0] if kinds else hint
+    return kind
 
 
 def names_of(owner: type) -> tuple[str, ...]:
@@ -100,13 +114,14 @@ def takes(*names: str, request: tuple[str, ...] = ()) -> Callable[[Callable[...,
 
 def _parameter(row: Row, *, per_request: bool) -> inspect.Parameter:
     help_text = row.said.help.removeprefix("default ") if per_request else row.said.help
-    if not (per_request or row.kind is bool or row.default in (None, "")):
+    if not (per_request or row.kind is bool or row.default in (None, "", ())):
         help_text += f" [default: {row.default}]"
     bounds = {"min": row.said.minimum, "max": row.said.maximum}
     metavar = "|".join(row.said.choices) or METAVARS.get(row.kind)
     parser = row.kind if row.kind in WRITTEN else None
     option = typer.Option(*row.flags, help=help_text, metavar=metavar, parser=parser, **bounds)
-    annotation = Annotated[row.kind | None, option]
+    kind = list[str] if row.kind is tuple else row.kind
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -143,8 +158,25 @@ def settle(
     named = file or environment.get(f"{PREFIX}CONFIG")
     in_file = _from_file(Path(named) if named else _usual_file(environment), required=bool(named))
     model_in_file = in_file.pop("model", None)
-    values = {**in_file, **_from_environment(environment), **{k: v for k, v in given.items() if v is not None}}
+    values = {**in_file, **_from_environment(environment), **_from_flags(given)}
     return Settings(values, model or environment.get(f"{PREFIX}MODEL") or model_in_file)
+
+
+def _from_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given; a list, of a flag that may be repeated, as the texts between its commas."""
+    said = {name: value for name, value in given.items() if value is not None}
+    return {
+        name: _texts(",".join(value), name, name) if isinstance(value, list) else value
+        for name, value in said.items()
+    }
+
+
+def _texts(said: str, name: str, place: str) -> tuple[str, ...]:
+    """The texts between commas. Raises ConfigError for an empty one, as an unset variable leaves it."""
+    texts = tuple(text.strip() for text in said.split(","))
+    if "" in texts:
+        raise ConfigError(name, f"{place} has an empty part")
+    return texts
 
 
 def finite(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,6 +265,8 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _parsed(kind: type, text: str, name: str, place: str) -> Any:
+    if kind is tuple:
+        return _texts(text, name, place)
     try:
         return WORDS_FOR_BOOL[text.strip().lower()] if kind is bool else kind(text)
     except (ValueError, KeyError):
@@ -246,6 +280,8 @@ def _typed(kind: type, value: Any, name: str, place: str) -> Any:
         return Path(value).expanduser()
     if kind in WRITTEN and type(value) in (int, str):
         return _parsed(kind, str(value), name, place)
+    if kind is tuple and isinstance(value, list) and all(isinstance(text, str) for text in value):
+        return tuple(value)
     if type(value) is not kind:
         raise ConfigError(name, f"{place} must be {KINDS[kind]}, not {value!r}")
     return value

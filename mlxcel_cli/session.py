@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlxcel_cli import answer, config, render
@@ -26,7 +26,8 @@ GRACE_S = 0.5
 class Talk:
     """What was asked for: `where` is a server to start in this process, or the address of one.
 
-    `model` is the name to send, or None; `asked` are fields of the request, only those that were given.
+    `model` is the name to send, or None; `asked` are fields of the request, only those that were given. `key` is
+    shown to a server elsewhere.
     """
 
     where: ServerConfig | str
@@ -35,6 +36,7 @@ class Talk:
     system: str | None = None
     stats: bool = False
     show_reasoning: bool = False
+    key: str = field(default="", repr=False)
 
     @property
     def max_tokens(self) -> int | None:
@@ -67,7 +69,7 @@ def _outcome(talk: Coroutine[Any, Any, bool]) -> int:
 async def _client(talk: Talk) -> AsyncIterator[Client]:
     """A client of the server that is meant; one in this process lives as long as the client."""
     if isinstance(talk.where, str):
-        async with Client.to(talk.where, model=talk.model) as client:
+        async with Client.to(talk.where, model=talk.model, key=talk.key) as client:
             yield client
         return
 

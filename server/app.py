@@ -1,28 +1,33 @@
 """The ASGI application: routes as a list, the error table, and a lifespan that owns the engine's loop."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.errors import MlxcelError
+from server.auth import Keys, SameOrigin, keys_of
 from server.bridge import Bridge
 from server.config import ServerConfig
-from server.errors import error_response, json_response, native_error_body
+from server.errors import NoRoute, error_response, shape_of
 from server.record import Recorded, record_of
 from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
+from server.routes.completion import completion
 from server.routes.completions import completions
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
-from server.routes.status import health, metrics, ready
+from server.routes.requests import cancel
+from server.routes.status import health, metrics, openapi, ready
+from server.routes.tokens import apply_template, detokenize, tokenize
 from server.sse import ClientGone
 
 ROUTES = [
@@ -30,15 +35,20 @@ ROUTES = [
     Route("/v1/completions", completions, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
+    Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),
     Route("/v1/cache/stats", cache_stats, methods=["GET"]),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
     Route("/health", health, methods=["GET"]),
     Route("/health/ready", ready, methods=["GET"]),
+    Route("/completion", completion, methods=["POST"]),
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/apply-template", apply_template, methods=["POST"]),
     Route("/props", props, methods=["GET"]),
     Route("/slots", slots, methods=["GET"]),
+    Route("/openapi.json", openapi, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]
-NATIVE_PATHS = frozenset({"/props", "/slots"})  # their errors have llama-server's shape
 
 
 def make_app(
@@ -69,26 +79,38 @@ def make_app(
         HTTPException: _no_such_route,
         Exception: _failed,
     }
-    middleware = [Middleware(Recorded, model=config.served_name)]
-    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers, middleware=middleware)
+    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers, middleware=_middleware(config))
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    """What stands before the routes, the first outermost. Raises ConfigError for keys that are none."""
+    before = [
+        Middleware(Recorded, model=config.served_name),
+        Middleware(SameOrigin, origins=config.cors_origins, loopback_only=config.is_on_loopback),
+    ]
+    if config.cors_origins:
+        before.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=config.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+        )
+    if keys := keys_of(config):
+        before.append(Middleware(Keys, keys=keys))
+    return before
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     record_of(request).failed(error)
-    return error_response(error, _named(request), native=_is_native(request))
+    return _answered(request, error)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     # Raised again behind this, and so logged, by whoever runs the application.
-    return error_response(error, _named(request), native=_is_native(request))
-
-
-def _is_native(request: Request) -> bool:
-    return request.url.path in NATIVE_PATHS
-
-
-def _named(request: Request) -> dict[str, str]:
-    return {"x-request-id": request_id_of(request, "req")}
+    return _answered(request, error)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -98,16 +120,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = f"{request.method} {request.url.path}: {error.detail}"
-    body = _route_error(known, error.status_code)
-    record_of(request).fault = body["error"]["code"] or body["error"]["type"]
-    if _is_native(request):
-        body = native_error_body(known, error.status_code)
-    return json_response(body, error.status_code, {**(error.headers or {}), **_named(request)})
+    missing = NoRoute(f"{request.method} {request.url.path}: {error.detail}", error.status_code)
+    record_of(request).failed(missing)
+    return _answered(request, missing, error.headers)
 
 
-def _route_error(message: str, status: int) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {
-        "error": {"message": message, "type": kind, "param": None, "code": "not_found" if status == 404 else None}
-    }
+def _answered(request: Request, error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    named = {**(headers or {}), "x-request-id": request_id_of(request, "req")}
+    return error_response(error, named, shape=shape_of(request.url.path))

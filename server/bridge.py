@@ -60,6 +60,11 @@ class Events:
                 self._num_running -= 1
             yield index, event
 
+    def fail(self, error: MlxcelError) -> None:
+        """Cancel every request that has not ended, and raise `error` where this is iterated."""
+        self.close()
+        self._queue.put_nowait((0, error))
+
     def close(self) -> None:
         """Cancel every request that has not ended; harmless when repeated."""
         tickets, self._tickets = self._tickets, []

@@ -1,12 +1,24 @@
 """What one server is, in one frozen dataclass: its engine, its address, its name for the model."""
 
+import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from engine.config import EngineConfig, check_bounds, setting
 from engine.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host`, a name or an address, is this machine and nothing else."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +30,17 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on, or a path ending in .sock for a unix socket")
     port: int = setting(8080, "port to listen on; 0: any free one", minimum=0, maximum=65535)
     alias: str = setting("", "the model's name for clients, in place of its own")
-    insecure_no_auth: bool = setting(False, "allow listening beyond this machine, where anybody may use the model")
+    api_key: tuple[str, ...] = setting(
+        (), "a key that requests must carry; repeatable (other users of this machine see flags: prefer a file)",
+        secret=True,
+    )  # fmt: skip
+    api_key_file: Path | None = setting(None, "a file of such keys, one a line")
+    cors_origins: tuple[str, ...] = setting(
+        (), "origins whose pages may use this server in a browser (https://chat.example); *: all"
+    )
+    insecure_no_auth: bool = setting(
+        False, "allow listening beyond this machine without a key: anybody may use the model"
+    )
     stall_timeout: float = setting(
         60.0,
         "seconds without a token while requests run, after which /health/ready says 503; 0: never",
@@ -26,6 +48,9 @@ class ServerConfig:
     )
     no_warmup_next_turn: bool = setting(
         False, "do not store the beginning of a conversation's next prompt while nothing else runs"
+    )
+    request_timeout: float = setting(
+        0.0, "seconds after which a request that is not answered is ended with a 504; 0: never", minimum=0
     )
     log_level: str = setting("info", "the least that is logged", choices=LOG_LEVELS)
     log_format: str = setting("text", "how log lines are written", choices=("text", "json"))
@@ -35,11 +60,18 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if not (self.is_unix_socket or self.host in LOOPBACK or self.insecure_no_auth):
+        for origin in self.cors_origins:
+            if origin != "*" and not _is_origin(origin):
+                raise ConfigError(
+                    "cors_origins", f"{origin!r} is no origin", hint="write scheme and host: https://chat.example"
+                )
+        local = self.is_unix_socket or self.is_on_loopback
+        if not (local or self.needs_key or self.insecure_no_auth):
             raise ConfigError(
                 "host",
                 f"refusing to listen on {self.host}: anybody on the network could use the model",
-                hint="listen on 127.0.0.1 or a unix socket, or accept the risk with --insecure-no-auth",
+                hint="set --api-key-file, listen on 127.0.0.1 or a unix socket, or accept the risk with "
+                "--insecure-no-auth",
             )
 
     @property
@@ -47,6 +79,24 @@ class ServerConfig:
         return self.host.endswith(".sock")
 
     @property
+    def is_on_loopback(self) -> bool:
+        return not self.is_unix_socket and is_loopback(self.host)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests carry an API key."""
+        return bool(self.api_key or self.api_key_file)
+
+    @property
     def served_name(self) -> str:
         """The model's id in listings and answers."""
         return self.alias or self.model_id
+
+
+def _is_origin(text: str) -> bool:
+    """Whether `text` is written as browsers send an origin: scheme, host and port, and nothing behind."""
+    try:
+        parts = urlsplit(text)
+        return bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}".lower()
+    except ValueError:
+        return False

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import ContextLengthExceeded, NeverFits, RequestError
+from engine.errors import ContextLengthExceeded, MlxcelError, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import (
     Grammar,
@@ -29,7 +29,7 @@ from engine.request import (
 from engine.text.filter import Markup
 from engine.text.forcedcalls import call_grammar, forced
 from engine.text.parts import Part
-from engine.text.tokens import REPLACEMENT
+from engine.text.tokens import REPLACEMENT, Tokens
 from engine.text.toolcalls import ToolCalls, Tools
 from server.bridge import Bridge, Events
 from server.logprobs import Logprobs, Spell
@@ -61,7 +61,8 @@ class Usage:
     """Token counts and times of one submission, complete when its stream has ended.
 
     `timings` are those of its choices, of which each prompt has `per_prompt`. `missed` are the token and the
-    message where the first choice that says so leaves what the prompt cache holds.
+    message where the first choice that says so leaves what the prompt cache holds. `tokens` are the new ones of
+    each choice, `stop_strings` what ended it, empty where no such string did.
     """
 
     prompt_tokens: int = 0
@@ -71,6 +72,8 @@ class Usage:
     reasons: list[Reason] = field(default_factory=list)
     first_token_s: float = 0.0  # of `time.perf_counter`; 0 before it
     missed: tuple[int, int | None] | None = None
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    stop_strings: dict[int, str] = field(default_factory=dict)
 
     @property
     def cached_tokens(self) -> int:
@@ -90,9 +93,12 @@ class Usage:
             "completion_tokens_details": {"reasoning_tokens": sum(t.reasoning_n for t in self.timings.values())},
         }
 
-    def timings_body(self) -> dict[str, Any]:
-        """Sums over the choices. A rate counts the tokens whose time was measured: all new ones but the first."""
-        timings = self.timings.values()
+    def timings_body(self, choice: int | None = None) -> dict[str, Any]:
+        """Sums over the choices, or of one alone.
+
+        A rate counts the tokens whose time was measured: all new ones but the first.
+        """
+        timings = list(self.timings.values()) if choice is None else [self.timings[choice]]
         prompt_n = sum(t.prompt_n for t in timings)
         prompt_ms = sum(t.prompt_ms for t in timings)
         predicted_n = sum(t.predicted_n for t in timings)
@@ -106,7 +112,7 @@ class Usage:
             "prompt_per_second": _rate(prompt_n, prompt_ms),
             "predicted_n": predicted_n,
             "predicted_ms": round(predicted_ms, 3),
-            "predicted_per_second": _rate(predicted_n - len(self.timings), predicted_ms),
+            "predicted_per_second": _rate(predicted_n - len(timings), predicted_ms),
         }
 
 
@@ -155,6 +161,7 @@ class Answer:
                 case Output():
                     begun.add(choice)
                     self.usage.completion_tokens += 1
+                    self.usage.tokens.setdefault(choice, []).append(event.token)
                     self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
                     if event.timings is not None:
                         await self._ended(choice, event.timings)
@@ -166,6 +173,7 @@ class Answer:
                     for piece in self._readers[choice].pieces(parts, event.finish_reason):
                         self.choices[choice].add(piece)
                         if isinstance(piece, Finish):
+                            self.usage.stop_strings[choice] = event.row.stop_string
                             self.usage.reasons.append(piece.reason)
                             self.on_finish(self.choices[choice])
                         yield piece
@@ -180,6 +188,10 @@ class Answer:
         async for _ in self.pieces():
             pass
         return self.choices
+
+    def fail(self, error: MlxcelError) -> None:
+        """Cancel what still runs, and end the stream of pieces with `error`."""
+        self._events.fail(error)
 
     def close(self) -> None:
         self._events.close()
@@ -214,18 +226,32 @@ async def chat_prompt(
 
 
 async def text_prompts(
-    bridge: Bridge, model: ServedModel, prompts: Sequence[str | Sequence[int]], *, num_choices: int = 1
+    bridge: Bridge, model: ServedModel, prompts: Sequence[str | Sequence[int | str]], *, num_choices: int = 1
 ) -> Prompted:
-    """Tokenize raw prompts, off the event loop; ids are taken as they are. Raises RequestError."""
+    """Tokenize raw prompts, off the event loop; ids among them are taken as they are. Raises RequestError."""
     _check_count(bridge, len(prompts), num_choices)
 
     def tokenize() -> list[Sequence[int]]:
         return [
-            _encode(model, prompt, add_special=True, param="prompt") if isinstance(prompt, str) else prompt
+            spliced(
+                [prompt] if isinstance(prompt, str) else prompt,
+                functools.partial(_encode, model, param="prompt"),
+                add_special=True,
+            )
             for prompt in prompts
         ]
 
     return Prompted(await bridge.text_work(tokenize), "prompt")
+
+
+def spliced(parts: Sequence[int | str], encode: Callable[..., list[int]], *, add_special: bool) -> list[int]:
+    """The ids of a sequence given as ids and texts; `add_special`: what begins a sequence is put before the first
+    text, where that begins it.
+    """
+    ids: list[int] = []
+    for place, part in enumerate(parts):
+        ids += [part] if isinstance(part, int) else encode(part, add_special=add_special and place == 0)
+    return ids
 
 
 def _encode(model: ServedModel, text: str, *, add_special: bool, param: str) -> list[int]:
@@ -359,8 +385,15 @@ def _check_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
 
 
 def _check_id(model: ServedModel, token: int, param: str) -> None:
-    if not 0 <= token < model.tokens.vocab_size:
-        raise RequestError(f"token id {token} is outside the vocabulary of {model.tokens.vocab_size}", param=param)
+    check_id(token, model.tokens, param)
+
+
+def check_id(token: int, tokens: Tokens, param: str) -> None:
+    """Raise RequestError for an id that is none of `tokens`."""
+    if not 0 <= token < tokens.vocab_size:
+        raise RequestError(
+            f"{param}: token id {token} is outside the vocabulary of {tokens.vocab_size}", param=param
+        )
 
 
 def _rate(count: int, ms: float) -> float:

@@ -30,7 +30,6 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address
     `on_ready` gets the address once it accepts connections. An engine that is gone for good ends the server
     with code 1.
     """
-    listener, address = _listen(config)
     faults: list[MlxcelError] = []
 
     def end(fault: MlxcelError) -> None:
@@ -38,6 +37,7 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address
         server.should_exit = True
 
     app = make_app(config, on_fault=end)
+    listener, address = _listen(config)
     server = _Server(
         uvicorn.Config(
             app,

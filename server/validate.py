@@ -1,7 +1,8 @@
 """Bodies to typed requests. Every field acts or is refused by name; null means "not given".
 
 The types say what acts. A field of the dialect that does not act yet may be sent with the value that asks for
-nothing; any other value of it is refused, and so is a field that nobody knows.
+nothing; any other value of it is refused, and so is a field that nobody knows. A type with a NEUTRAL of its own is
+another dialect's.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from engine.request import Grammar, Loops, Sampling
 from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from server.errors import NotSupported
+from server.limits import check_limits
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
@@ -37,7 +39,6 @@ RESERVED_FOR_TEMPLATES = frozenset({
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "modalities": (["text"],),
-    "echo": (False,),
     "suffix": ("",),
 }
 
@@ -406,6 +407,7 @@ class CompletionBody(GenerationBody, kw_only=True):
     """`POST /v1/completions`. A prompt is a text, a list of token ids, or a list of either."""
 
     prompt: str | list[str | int | list[int]]
+    echo: bool = False
     logprobs: bool | Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = False
     best_of: Count | None = None
 
@@ -414,6 +416,8 @@ class CompletionBody(GenerationBody, kw_only=True):
         super().check()
         if self.logprobs is True:
             raise RequestError("logprobs: a number says how many are wanted for each token", param="logprobs")
+        if self.echo and self.logprobs is not False:
+            raise RequestError("echo: logprobs are told of new tokens alone, not of the prompt's", param="echo")
         if self.best_of not in (None, self.n):
             raise RequestError(
                 f"best_of: every choice is given back here, so only n, {self.n}, is accepted", param="best_of"
@@ -441,6 +445,12 @@ class CompletionBody(GenerationBody, kw_only=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
+def neutral_of(body_type: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...]]:
+    """The fields of the type's dialect that do not act, with the values of them that ask for nothing."""
+    neutral: Mapping[str, tuple[Any, ...]] = getattr(body_type, "NEUTRAL", NEUTRAL)
+    return neutral
+
+
 def parse(data: bytes, body_type: type[Body]) -> Body:
     """The typed body. Raises RequestError that names the field at fault."""
     try:
@@ -451,6 +461,8 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
         raise RequestError("the body is nested too deeply") from fault
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object")
+    check_limits(raw)
+    neutral = neutral_of(body_type)
     known = {field.encode_name for field in msgspec.structs.fields(body_type)}
     given = {}
     for name, value in raw.items():
@@ -458,11 +470,12 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
             continue
         if name in known:
             given[name] = value
-        elif name not in NEUTRAL:
+        elif name not in neutral:
             raise RequestError(_unknown(name, known), param=name[:MAX_ECHOED])
-        elif not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-            accepted = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
-            raise RequestError(f"{name} is not supported here; only {accepted} is accepted", param=name)
+        elif not any(_same(value, accepted) for accepted in neutral[name]):
+            accepted = " or ".join(msgspec.json.encode(accepted).decode() for accepted in neutral[name])
+            but = f"; only {accepted} is accepted" if accepted else ""
+            raise RequestError(f"{name} is not supported here{but}", param=name)
     return _convert(given, body_type, "")
 
 

@@ -312,6 +312,7 @@ async def served(
     stall_timeout: float = 60.0,
     no_warmup_next_turn: bool = True,
     gate: Gate | None = None,
+    server: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> AsyncIterator[Served]:
     """A served tiny model, loaded unless `open_engine` is given. No next turn is warmed up unless asked for.
@@ -326,6 +327,7 @@ async def served(
         keep_alive_s=keep_alive_s,
         stall_timeout=stall_timeout,
         no_warmup_next_turn=no_warmup_next_turn,
+        **(server or {}),
     )
 
     def watched(config: EngineConfig) -> Engine:
@@ -334,7 +336,7 @@ async def served(
 
     app = make_app(config, open_engine=open_engine or watched, on_fault=on_fault, clock=clock)
     transport = InProcess(app)
-    client = httpx2.AsyncClient(transport=transport, base_url="http://tiny", timeout=PATIENCE_S)
+    client = httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=PATIENCE_S)
     service = Served(app, transport, client, gate)
     async with client:
         service.count_submissions()
@@ -407,10 +409,12 @@ def live(
     host: str = "127.0.0.1",
     *,
     open_engine: Callable[[EngineConfig], Engine] = WatchedEngine,
+    server: Mapping[str, Any] | None = None,
     **engine: Any,
 ) -> Iterator[Live]:
     """`server.run.serve` in a thread, on a free port or on the unix socket `host`."""
-    config = ServerConfig(EngineConfig(model=checkpoint, **engine), model_id="tiny", host=host, port=0)
+    engine_config = EngineConfig(model=checkpoint, **engine)
+    config = ServerConfig(engine_config, model_id="tiny", host=host, port=0, **(server or {}))
     apps: list[Starlette] = []
     servers: list[Any] = []
     codes: list[int] = []

@@ -43,4 +43,7 @@ Server = Annotated[
 ShowReasoning = Annotated[
     bool, typer.Option("--show-reasoning", help="show what the model thinks before it answers, on stderr")
 ]
+ApiKey = Annotated[
+    str | None, typer.Option("--api-key", metavar="TEXT", help="the key that the server at --server asks for")
+]
 Stats = Annotated[bool, typer.Option("--stats", help="tokens, rates and time to the first token, on stderr")]

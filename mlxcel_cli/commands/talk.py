@@ -14,6 +14,7 @@ from engine.errors import UserError
 from mlxcel_cli import checkpoint, config, render
 from mlxcel_cli.asked import FIELDS
 from mlxcel_cli.commands.options import (
+    ApiKey,
     ConfigFile,
     JsonSchemaFile,
     MaxTokens,
@@ -62,6 +63,7 @@ def run(
     stop: Stop = None,
     json_schema: JsonSchemaFile = None,
     server: Server = None,
+    api_key: ApiKey = None,
     stats: Stats = False,
     show_reasoning: ShowReasoning = False,
     config_file: ConfigFile = None,
@@ -74,6 +76,7 @@ def run(
         model,
         server,
         flags,
+        key=api_key,
         max_tokens=max_tokens,
         stop=stop,
         json_schema=json_schema,
@@ -96,6 +99,7 @@ def chat(
     stop: Stop = None,
     json_schema: JsonSchemaFile = None,
     server: Server = None,
+    api_key: ApiKey = None,
     stats: Stats = False,
     show_reasoning: ShowReasoning = False,
     config_file: ConfigFile = None,
@@ -104,7 +108,14 @@ def chat(
     """Chat with a model; /help lists what the loop understands."""
     model = checkpoint.named(model, model_option)
     common = _common(
-        model, server, flags, max_tokens=max_tokens, stop=stop, json_schema=json_schema, file=config_file
+        model,
+        server,
+        flags,
+        key=api_key,
+        max_tokens=max_tokens,
+        stop=stop,
+        json_schema=json_schema,
+        file=config_file,
     )
 
     from mlxcel_cli import session
@@ -121,6 +132,7 @@ def generate(
     max_tokens: MaxTokens = None,
     stop: Stop = None,
     server: Server = None,
+    api_key: ApiKey = None,
     stats: Stats = False,
     config_file: ConfigFile = None,
     **flags: Any,
@@ -130,7 +142,9 @@ def generate(
     if text is None:
         raise WrongUsage("there is nothing to continue", hint="give a text with -p TEXT or on stdin")
     model = checkpoint.named(model, model_option)
-    common = _common(model, server, flags, max_tokens=max_tokens, stop=stop, file=config_file, once=True)
+    common = _common(
+        model, server, flags, key=api_key, max_tokens=max_tokens, stop=stop, file=config_file, once=True
+    )
 
     from mlxcel_cli import session
 
@@ -161,6 +175,7 @@ def _common(
     address: str | None,
     flags: Mapping[str, Any],
     *,
+    key: str | None,
     max_tokens: int | None,
     stop: list[str] | None,
     file: Path | None,
@@ -184,7 +199,9 @@ def _common(
         if own or file:
             flag = config.table()[next(iter(own))].flags[0] if own else "--config"
             raise WrongUsage(f"{flag} is decided where the server was started", hint="leave it out with --server")
-        return {"where": address, "model": model, "asked": asked}
+        return {"where": address, "model": model, "asked": asked, "key": key or ""}
+    if key is not None:
+        raise WrongUsage("--api-key is for the server at --server", hint="a server in this process needs none")
     if max_tokens == -1:
         own["n_predict"] = -1
     where = _own_server(config.settle(own, model=model, file=file), once=once)

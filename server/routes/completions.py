@@ -28,6 +28,10 @@ from server.validate import CompletionBody
 class CompletionDialect(Dialect):
     object = "text_completion"
     chunk_object = "text_completion"
+    echoed: Sequence[str] = ()  # the text before each choice, where that is asked for
+
+    def opening(self, choice: int) -> dict[str, Any] | None:
+        return _entry(choice, self.echoed[choice], None) if self.echoed else None
 
     def said(self, piece: Said) -> dict[str, Any]:
         match piece:
@@ -38,7 +42,8 @@ class CompletionDialect(Dialect):
         raise AssertionError("a raw completion is text alone")
 
     def answered(self, number: int, choice: Choice) -> dict[str, Any]:
-        return _entry(number, choice.text, choice.reason)
+        before = self.echoed[number] if self.echoed else ""
+        return _entry(number, before + choice.text, choice.reason)
 
     def logprobs(self, tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
         return completion_body(tokens, spell)
@@ -60,6 +65,9 @@ async def completions(request: Request) -> Response | ASGIApp:
     async def begin() -> Answer:
         model = await service.bridge.model()
         prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
+        if body.echo:
+            texts = [prompt if isinstance(prompt, str) else model.tokens.decode(prompt) for prompt in prompts]
+            dialect.echoed = [text for text in texts for _ in range(body.n)]
         return await begun(service, model, dialect, body, prompted, priority)
 
     return await respond(request, body, dialect, begin)

@@ -18,7 +18,7 @@ async def props(request: Request) -> Response:
     service = service_of(request)
     model = _model(service)
     engine = service.config.engine
-    params = {**_sampling(model.default_sampling), "n_predict": engine.n_predict, "max_tokens": engine.n_predict}
+    params = settings_body(model.default_sampling, engine.n_predict)
     return json_response(
         {
             "default_generation_settings": {"n_ctx": model.context_length, "params": params},
@@ -70,7 +70,6 @@ def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
     if slot is None:
         return shown
     request = slot.request
-    bound = -1 if request.max_tokens is None else request.max_tokens
     return {
         **shown,
         "id_task": slot.task,
@@ -79,9 +78,7 @@ def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
         "n_prompt_tokens_processed": slot.stored_tokens,
         "n_prompt_tokens_cache": slot.cached_tokens,
         "params": {
-            **_sampling(request.sampling),
-            "n_predict": bound,
-            "max_tokens": bound,
+            **settings_body(request.sampling, request.max_tokens),
             "ignore_eos": request.ignore_eos,
         },
         "next_token": [
@@ -92,6 +89,12 @@ def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
             }
         ],
     }
+
+
+def settings_body(sampling: Sampling, bound: int | None) -> dict[str, Any]:
+    """How rows draw, and the bound on their new tokens; None is none."""
+    bound = -1 if bound is None else bound
+    return {**_sampling(sampling), "n_predict": bound, "max_tokens": bound}
 
 
 def _sampling(sampling: Sampling) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""How the server is: `GET /health`, `/health/ready` and `/metrics`."""
+"""How the server is: `GET /health`, `/health/ready`, `/metrics` and `/openapi.json`."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import EngineStalled, error_response, json_response
+from server.openapi import document
 from server.routes.common import service_of
 
 
@@ -25,6 +26,11 @@ async def ready(request: Request) -> Response:
         stalled = EngineStalled(f"requests run, and for {silent_s:.0f} s nothing has come of them")
         return error_response(stalled)
     return await health(request)
+
+
+async def openapi(request: Request) -> Response:
+    """What this server understands, as OpenAPI 3.1."""
+    return json_response(document(needs_key=service_of(request).config.needs_key))
 
 
 async def metrics(request: Request) -> Response:

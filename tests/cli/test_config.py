@@ -160,3 +160,25 @@ def test_flags_take_the_place_of_the_flags_parameter():
     parameters = inspect.signature(command).parameters
     assert list(parameters) == ["model", "temp", "ctx_size"]
     assert parameters["temp"].default is None
+
+
+def test_lists_are_written_with_commas_or_by_repeating_the_flag(write):
+    both = ("https://a.example", "https://b.example")
+    for settings in (
+        settle({"cors_origins": [*both]}),
+        settle({"cors_origins": [", ".join(both)]}),
+        settle(environment={"MLXCEL_CORS_ORIGINS": ",".join(both)}),
+        settle(file=write(f"cors-origins = {list(both)}")),
+    ):
+        assert settings.server("m", settings.engine(Path("m"))).cors_origins == both
+
+
+@pytest.mark.parametrize("said", [{"given": {"api_key": [""]}}, {"environment": {"MLXCEL_API_KEY": "a,,b"}}])
+def test_a_list_with_nothing_in_it_is_refused(said):
+    with pytest.raises(ConfigError, match="empty part"):
+        settle(**said)
+
+
+def test_a_list_of_other_things_is_refused(write):
+    with pytest.raises(ConfigError, match="a list of texts"):
+        settle(file=write("api-key = [1]"))

@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.conftest import served
 from tests.cli.double import Double, Refusal
+from tests.serving import live
 from tests.tiny import write_checkpoint, write_tokenizer
 
 
@@ -86,6 +87,17 @@ def test_settings_of_the_environment_are_not_sent_to_another_server(double, addr
     assert not {"model", "temperature"} & double.asked[0][1].keys()
 
 
+def test_a_server_that_asks_for_a_key(mlxcel, tiny):
+    with live(tiny, server={"api_key": ("sk-first",)}) as server:
+        for command in ("run", "generate"):
+            asked = (command, "--server", server.address, "-p", "hi", "-n", "1")
+            assert mlxcel(*asked, "--api-key", "sk-first").code == 0
+            for wrong in ((), ("--api-key", "sk-wrong"), ("--api-key", "schlüssel")):
+                ended = mlxcel(*asked, *wrong)
+                assert ended.code == 1
+                assert "a valid API key is needed" in ended.err
+
+
 def test_a_server_on_a_unix_socket(double, mlxcel, tmp_path):
     path = str(tmp_path / "s.sock")
     with socket.socket(socket.AF_UNIX) as listener:
@@ -140,6 +152,7 @@ def test_a_piped_chat_with_a_failed_turn_ends_with_1(double, address, mlxcel):
             2,
             "--config is decided where the server was",
         ),
+        (["chat", "--api-key", "k"], 2, "--api-key is for the server at --server"),
         (["run", "a", "-m", "b", "-p", "x"], 2, "two models are named: a and b"),
         (["run", "-p", "x", "--show-reasoning"], 2, "No such option: --show-reasoning"),
         (["run", "-p", "x", "--temp", "hot"], 2, "Invalid value for '--temp'"),

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.anyio
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "hé\n"}], "max_tokens": 1},
     COMPLETIONS: {"prompt": "hé\n", "max_tokens": 1},
+    "/completion": {"prompt": "hé\n", "n_predict": 1},
+    "/tokenize": {"content": "hé\n"},
 }
 
 

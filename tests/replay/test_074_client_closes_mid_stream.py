@@ -15,7 +15,8 @@ LONG_ID = "x" * 128
 def ask(connection: socket.socket, **more: int) -> None:
     """Post a long stream on a plain connection."""
     body = json.dumps(BODY | {"stream": True, "max_tokens": 1000} | more).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: tiny\r\nx-request-id: {LONG_ID}\r\ncontent-length: {len(body)}\r\n\r\n"
+    fields = f"host: localhost\r\nx-request-id: {LONG_ID}\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\n{fields}\r\n"
     connection.sendall(head.encode() + body)
 
 

@@ -1,6 +1,7 @@
 """The official client of the OpenAI dialect parses every object, on a port and on a unix socket."""
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.serving import Live, live
+from tests.tiny import byte_tokenizer
 
 pytestmark = pytest.mark.anyio
 
@@ -21,6 +23,10 @@ OPTIONS = {"include_usage": True}
 
 def messages(i: int = 0) -> Any:
     return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"question {i}"}]
+
+
+def text_of(prompt: str | list[int]) -> str:
+    return prompt if isinstance(prompt, str) else byte_tokenizer().decode(prompt)
 
 
 @pytest.fixture(scope="module", params=["port", "unix"])
@@ -82,19 +88,26 @@ def test_chat_streamed_is_chat_folded(client: openai.OpenAI) -> None:
 
 
 def test_completions_streamed_are_completions_folded(client: openai.OpenAI) -> None:
-    for prompt in ("once", ["once", "twice"], [1, 2, 3], [[1, 2], [3]]):
-        whole = client.completions.create(prompt=prompt, **ASKED)
+    prompts: tuple[Any, ...] = ("once", ["once", "twice"], [1, 2, 3], [[1, 2], [3]])
+    for prompt, echo in itertools.product(prompts, (False, True)):
+        asked = ASKED | {"echo": echo, "n": 2, "seed": 3, "temperature": 1}
+        whole = client.completions.create(prompt=prompt, **asked)
         assert isinstance(whole, Completion)
         strict(whole)
         texts = [""] * len(whole.choices)
         usage = None
-        for chunk in client.completions.create(prompt=prompt, stream=True, stream_options=OPTIONS, **ASKED):
+        for chunk in client.completions.create(prompt=prompt, stream=True, stream_options=OPTIONS, **asked):
             strict(chunk)
             usage = chunk.usage or usage
             for choice in chunk.choices:
                 texts[choice.index] += choice.text
         assert texts == [choice.text for choice in whole.choices]
         assert usage == whole.usage
+        if echo:
+            plain = client.completions.create(prompt=prompt, **asked | {"echo": False})
+            many = isinstance(prompt, list) and not isinstance(prompt[0], int)
+            before = [text_of(one) for one in (prompt if many else [prompt]) for _ in range(2)]
+            assert texts == [text + choice.text for text, choice in zip(before, plain.choices, strict=True)]
 
 
 def test_the_clients_own_fold(client: openai.OpenAI) -> None:

@@ -165,7 +165,6 @@ REFUSED: dict[str, Any] = {
     "t_max_predict_ms": 100,
     "samplers": ["temperature", "top_k"],
     "lora": [{"id": 0, "scale": 1}],
-    "json_schema": {},
     "n_predict": 0,
     "n_cmpl": 17,
     "stream_options": {},
@@ -228,3 +227,21 @@ def test_the_real_model_over_the_network(real_checkpoint: Path) -> None:
         assert "Paris" in by_text["content"]
         assert by_ids["content"] == by_text["content"]
         assert by_text["tokens_evaluated"] == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("more", "texts"),
+    [
+        ({"json_schema": {"enum": ["yes", "no"]}}, {'"yes"', '"no"'}),
+        ({"grammar": 'root ::= "a" | "b"'}, {"a", "b"}),
+    ],
+)
+async def test_an_answer_keeps_to_its_grammar(tiny: Path, more: dict[str, Any], texts: set[str]) -> None:
+    async with served(tiny) as service:
+        whole = (await service.post("/completion", {"prompt": "x", "n_predict": 30, **more})).json()
+        assert whole["content"].strip() in texts
+        assert whole["stop_type"] == "eos"
+        free = await service.post("/completion", {"prompt": "x", "n_predict": 3, "grammar": ""})
+        assert free.status_code == 200
+        both = await service.post("/completion", {"prompt": "x", "json_schema": {}, "regex": "a"})
+        assert (both.status_code, "json_schema" in both.json()["error"]["message"]) == (400, True)

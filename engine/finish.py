@@ -21,14 +21,14 @@ class StopMatcher:
     """Finds the first of several strings in a text that comes in pieces, whatever the pieces are.
 
     The first stop string to be complete wins, of those that end at the same place the longest. Nothing that
-    may still become one is released. `found` says whether one was, `num_held` how many of the characters that
-    were taken are not released.
+    may still become one is released. `found` is the one that was, `num_held` how many of the characters that were
+    taken are not released.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
-        self.found = False
+        self.found = ""
 
     @property
     def num_held(self) -> int:
@@ -41,9 +41,9 @@ class StopMatcher:
         self._held += text
         found = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if found:
-            _, at = min(found)
+            end, at = min(found)
+            self.found = self._held[at:end]
             released, self._held = self._held[:at], self._held[at:]
-            self.found = True
             return released, True
         keep = max(self._overlap(stop) for stop in self._stops)
         cut = len(self._held) - keep
@@ -124,6 +124,7 @@ class FinishStep:
             self._bound_thought(row)
             return Output(row, token, said, logprobs=logprobs, parts=shown)
         row.finish_reason = reason
+        row.stop_string = text.stops.found
         timings = Timings(
             prompt_n=len(row.request.prompt) - row.num_cached,
             prompt_ms=(row.first_token_s - row.started_s) * 1000,

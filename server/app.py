@@ -1,7 +1,7 @@
 """The ASGI application: routes as a list, the error table, and a lifespan that owns the engine's loop."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from engine.errors import MlxcelError
 from server.bridge import Bridge
 from server.config import ServerConfig
-from server.errors import error_response, json_response, native_error_body
+from server.errors import NoRoute, error_response, shape_of
 from server.record import Recorded, record_of
 from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
@@ -38,7 +38,6 @@ ROUTES = [
     Route("/slots", slots, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
 ]
-NATIVE_PATHS = frozenset({"/props", "/slots"})  # their errors have llama-server's shape
 
 
 def make_app(
@@ -75,20 +74,12 @@ def make_app(
 
 async def _refused(request: Request, error: Exception) -> Response:
     record_of(request).failed(error)
-    return error_response(error, _named(request), native=_is_native(request))
+    return _answered(request, error)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     # Raised again behind this, and so logged, by whoever runs the application.
-    return error_response(error, _named(request), native=_is_native(request))
-
-
-def _is_native(request: Request) -> bool:
-    return request.url.path in NATIVE_PATHS
-
-
-def _named(request: Request) -> dict[str, str]:
-    return {"x-request-id": request_id_of(request, "req")}
+    return _answered(request, error)
 
 
 async def _gone(request: Request, error: Exception) -> Response:
@@ -98,16 +89,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _no_such_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = f"{request.method} {request.url.path}: {error.detail}"
-    body = _route_error(known, error.status_code)
-    record_of(request).fault = body["error"]["code"] or body["error"]["type"]
-    if _is_native(request):
-        body = native_error_body(known, error.status_code)
-    return json_response(body, error.status_code, {**(error.headers or {}), **_named(request)})
+    missing = NoRoute(f"{request.method} {request.url.path}: {error.detail}", error.status_code)
+    record_of(request).failed(missing)
+    return _answered(request, missing, error.headers)
 
 
-def _route_error(message: str, status: int) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return {
-        "error": {"message": message, "type": kind, "param": None, "code": "not_found" if status == 404 else None}
-    }
+def _answered(request: Request, error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    named = {**(headers or {}), "x-request-id": request_id_of(request, "req")}
+    return error_response(error, named, shape=shape_of(request.url.path))

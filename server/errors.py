@@ -1,11 +1,13 @@
 """Errors of the HTTP side, and the one table from error type to status, type and code.
 
-OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. llama-server's, on its own routes:
-`{"error": {"code", "message", "type"}}`, where the code is the status.
+Each dialect writes an error down in its own shape. OpenAI: `{"error": {"message", "type", "param", "code"}}`.
+Anthropic: `{"type": "error", "error": {"type", "message"}}`. llama-server: `{"error": {"code", "message",
+"type"}}`, where the code is the status.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
@@ -26,6 +28,26 @@ from engine.errors import (
 
 RETRY_AFTER_S = 1
 
+Shape = Literal["openai", "anthropic", "llama"]
+
+# Paths whose errors have another shape than OpenAI's; of those that begin alike as well.
+_SHAPES: Mapping[str, Shape] = {
+    "/props": "llama",
+    "/slots": "llama",
+    "/completion": "llama",
+    "/tokenize": "llama",
+    "/detokenize": "llama",
+    "/apply-template": "llama",
+    "/v1/messages": "anthropic",
+}
+
+
+def shape_of(path: str) -> Shape:
+    """The shape of the errors of the route at `path`, or of one that would be below it."""
+    return next(
+        (shape for route, shape in _SHAPES.items() if path == route or path.startswith(f"{route}/")), "openai"
+    )
+
 
 class UnknownModel(RequestError):
     """The request names a model that is not served."""
@@ -37,6 +59,34 @@ class NotSupported(RequestError):
 
 class BodyTooLarge(RequestError):
     """The request's body is larger than any is allowed to be."""
+
+
+class Unauthorized(RequestError):
+    """The request carries no API key, or one that is none of the server's."""
+
+
+class Foreign(RequestError):
+    """The request was made for another host, or by a page of another origin."""
+
+
+class UnknownRequest(RequestError):
+    """No request of this id runs or waits."""
+
+
+class NoRoute(RequestError):
+    """Nothing is at this path, or not for this method."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Cancelled(RequestError):
+    """The request was ended from elsewhere."""
+
+
+class TimedOut(EngineFault):
+    """The request took longer than any may."""
 
 
 class ModelLoading(EngineFault):
@@ -63,8 +113,12 @@ _INVALID = "invalid_request_error"
 # The first entry that the error is an instance of applies.
 _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (UnknownModel, _Face(404, _INVALID, "model_not_found")),
+    (UnknownRequest, _Face(404, _INVALID, "request_not_found")),
     (NotSupported, _Face(501, "not_supported_error")),
     (BodyTooLarge, _Face(413, _INVALID, "body_too_large")),
+    (Unauthorized, _Face(401, _INVALID, "invalid_api_key")),
+    (Foreign, _Face(403, _INVALID, "foreign_origin")),
+    (Cancelled, _Face(499, _INVALID, "request_cancelled")),
     (ContextLengthExceeded, _Face(400, _INVALID, "context_length_exceeded")),
     (NeverFits, _Face(400, _INVALID, "memory_exceeded")),
     (NoChatTemplate, _Face(400, _INVALID, "no_chat_template")),
@@ -73,6 +127,7 @@ _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (QueueFull, _Face(503, "server_error", "queue_full")),
     (EngineStopped, _Face(503, "server_error", "engine_stopped")),
     (StepFailed, _Face(500, "server_error", "step_failed")),
+    (TimedOut, _Face(504, "server_error", "request_timeout")),
     (ModelLoading, _Face(503, "server_error", "model_loading")),
     (EngineStalled, _Face(503, "server_error", "engine_stalled")),
     (NoFreeSlot, _Face(503, "server_error", "no_free_slot")),
@@ -80,11 +135,34 @@ _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
 )
 _INTERNAL = _Face(500, "server_error", "internal_error")
 
-# What llama-server calls a status, where that is not `invalid_request_error` or `server_error`.
-_NATIVE_TYPES = {404: "not_found_error", 501: "not_supported_error", 503: "unavailable_error"}
+# What a dialect calls a status; `_REST` is for what it has no word of its own for, below 500 and from there on.
+_TYPES: Mapping[Shape, Mapping[int, str]] = {
+    "anthropic": {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        413: "request_too_large",
+        501: "not_supported_error",
+        503: "overloaded_error",
+        504: "timeout_error",
+    },
+    "llama": {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        501: "not_supported_error",
+        503: "unavailable_error",
+    },
+}
+_REST: Mapping[Shape, tuple[str, str]] = {
+    "anthropic": (_INVALID, "api_error"),
+    "llama": (_INVALID, "server_error"),
+}
 
 
 def _face(error: Exception) -> _Face:
+    if isinstance(error, NoRoute):
+        return _Face(error.status, _INVALID, "not_found" if error.status == 404 else None)
     return next((face for kind, face in _TABLE if isinstance(error, kind)), _INTERNAL)
 
 
@@ -98,17 +176,17 @@ def reason_of(error: Exception) -> str:
     return _face(error).code or _face(error).type
 
 
-def error_body(error: Exception) -> dict[str, Any]:
-    """The error as clients of the OpenAI dialect expect it. What is not one of ours is not told."""
+def error_body(error: Exception, shape: Shape = "openai") -> dict[str, Any]:
+    """The error as clients of the dialect expect it. What is not one of ours is not told."""
     face = _face(error)
-    param = error.param or None if isinstance(error, RequestError) else None
-    return {"error": {"message": _message(error), "type": face.type, "param": param, "code": face.code}}
-
-
-def native_error_body(message: str, status: int) -> dict[str, Any]:
-    """An error as clients of llama-server expect it."""
-    kind = _NATIVE_TYPES.get(status, _INVALID if status < 500 else "server_error")
-    return {"error": {"code": status, "message": message, "type": kind}}
+    message = _message(error)
+    if shape == "openai":
+        param = error.param or None if isinstance(error, RequestError) else None
+        return {"error": {"message": message, "type": face.type, "param": param, "code": face.code}}
+    kind = _TYPES[shape].get(face.status, _REST[shape][face.status >= 500])
+    if shape == "anthropic":
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"error": {"code": face.status, "message": message, "type": kind}}
 
 
 def _message(error: Exception) -> str:
@@ -117,12 +195,15 @@ def _message(error: Exception) -> str:
     return f"{error}; {error.hint}" if error.hint else str(error)
 
 
-def error_response(error: Exception, headers: dict[str, str] | None = None, *, native: bool = False) -> Response:
-    """The answer to `error`; `native`: in llama-server's shape."""
+def error_response(
+    error: Exception, headers: Mapping[str, str] | None = None, *, shape: Shape = "openai"
+) -> Response:
+    """The answer to `error`, in the dialect's shape."""
     status = status_of(error)
-    retry = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
-    body = native_error_body(_message(error), status) if native else error_body(error)
-    return json_response(body, status, {**retry, **(headers or {})})
+    own = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
+    if status == 401:
+        own["www-authenticate"] = "Bearer"
+    return json_response(error_body(error, shape), status, {**own, **(headers or {})})
 
 
 def json_response(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -61,7 +61,8 @@ class Usage:
     """Token counts and times of one submission, complete when its stream has ended.
 
     `timings` are those of its choices, of which each prompt has `per_prompt`. `missed` are the token and the
-    message where the first choice that says so leaves what the prompt cache holds.
+    message where the first choice that says so leaves what the prompt cache holds. `stop_strings` are what ended
+    each choice, empty where no such string did.
     """
 
     prompt_tokens: int = 0
@@ -71,6 +72,7 @@ class Usage:
     reasons: list[Reason] = field(default_factory=list)
     first_token_s: float = 0.0  # of `time.perf_counter`; 0 before it
     missed: tuple[int, int | None] | None = None
+    stop_strings: dict[int, str] = field(default_factory=dict)
 
     @property
     def cached_tokens(self) -> int:
@@ -81,13 +83,17 @@ class Usage:
             left[prompt] = left.get(prompt, timings.prompt_n + timings.cache_n) - timings.prompt_n
         return sum(max(tokens, 0) for tokens in left.values())
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(timings.reasoning_n for timings in self.timings.values())
+
     def body(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": sum(t.reasoning_n for t in self.timings.values())},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
     def timings_body(self) -> dict[str, Any]:
@@ -157,6 +163,7 @@ class Answer:
                     self.usage.completion_tokens += 1
                     self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
                     if event.timings is not None:
+                        self.usage.stop_strings[choice] = event.row.stop_string
                         await self._ended(choice, event.timings)
                     if event.logprobs:
                         assert self.logprobs is not None, "logprobs come where they were asked for"

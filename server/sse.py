@@ -13,7 +13,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from engine.errors import MlxcelError
-from server.errors import error_body
+from server.errors import Shape, error_body
 
 log = logging.getLogger(__name__)
 
@@ -31,32 +31,48 @@ class Comment(str):
     __slots__ = ()
 
 
+class Named(dict[str, Any]):
+    """A body whose event has the name of its type, as in Anthropic's and in OpenAI's newer streams."""
+
+
 def data_frame(body: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    name = b"event: " + body["type"].encode() + b"\n" if isinstance(body, Named) else b""
+    return name + b"data: " + msgspec.json.encode(body) + b"\n\n"
+
+
+def error_frame(error: Exception, shape: Shape) -> bytes:
+    """An error after the start. Anthropic's clients know it by the name of its event."""
+    return (b"event: error\n" if shape == "anthropic" else b"") + data_frame(error_body(error, shape))
 
 
 def comment_frame(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
-async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled when the client leaves first. Raises ClientGone then."""
+async def unless(interruption: Awaitable[Exception], work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when `interruption` comes first. Raises what that gives then."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
+    interrupting = asyncio.ensure_future(interruption)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, interrupting), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise ClientGone
+        raise interrupting.result()
     finally:
-        await _cancelled(working, leaving)
+        await _cancelled(working, interrupting)
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`, which is cancelled when the client leaves first. Raises ClientGone then."""
+    return await unless(_disconnected(receive), work)
 
 
 class EventStream:
     """An ASGI response that sends `frames` as they come: JSON bodies, or Comments.
 
     `close` is called at the end, however it comes, and `on_error` with what ended the stream before its time.
-    Silence is broken by a comment every `keep_alive_s`.
+    Silence is broken by a comment every `keep_alive_s`. An error is a frame in its dialect's `shape`; `done` marks
+    a stream that succeeds.
     """
 
     def __init__(
@@ -67,8 +83,12 @@ class EventStream:
         keep_alive_s: float,
         on_error: Callable[[Exception], None] = lambda error: None,
         headers: dict[str, str] | None = None,
+        shape: Shape = "openai",
+        done: bytes = DONE,
     ) -> None:
         self._frames = frames
+        self._shape: Shape = shape
+        self._done = done
         self._on_error = on_error
         self._close = close
         self._keep_alive_s = keep_alive_s
@@ -100,13 +120,14 @@ class EventStream:
                 yield comment_frame(frame) if isinstance(frame, Comment) else data_frame(frame)
         except MlxcelError as error:
             self._on_error(error)
-            yield data_frame(error_body(error))
+            yield error_frame(error, self._shape)
         except Exception as fault:
             log.exception("a stream failed")
             self._on_error(fault)
-            yield data_frame(error_body(fault))
+            yield error_frame(fault, self._shape)
         else:
-            yield DONE
+            if self._done:
+                yield self._done
 
 
 async def _with_keep_alive(frames: AsyncIterator[bytes], silence_s: float) -> AsyncIterator[bytes]:
@@ -130,9 +151,10 @@ async def _with_keep_alive(frames: AsyncIterator[bytes], silence_s: float) -> As
             await _cancelled(following)
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> ClientGone:
     while (await receive())["type"] != "http.disconnect":
         pass
+    return ClientGone()
 
 
 async def _cancelled(*tasks: asyncio.Future[Any]) -> None:

@@ -1,7 +1,8 @@
 """Bodies to typed requests. Every field acts or is refused by name; null means "not given".
 
 The types say what acts. A field of the dialect that does not act yet may be sent with the value that asks for
-nothing; any other value of it is refused, and so is a field that nobody knows.
+nothing; any other value of it is refused, and so is a field that nobody knows. A type with a NEUTRAL of its own is
+another dialect's.
 """
 
 import dataclasses
@@ -299,7 +300,7 @@ class ChatBody(GenerationBody, kw_only=True):
             _check_message(index, message)
         names: set[str] = set()
         for index, tool in enumerate(self.tools):
-            name = _convert(tool, Tool, f"tools[{index}]").function.name
+            name = convert(tool, Tool, f"tools[{index}]").function.name
             if name in names:
                 raise RequestError(f"tools[{index}]: there are two tools {name!r}", param=f"tools[{index}]")
             names.add(name)
@@ -441,6 +442,12 @@ class CompletionBody(GenerationBody, kw_only=True):
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
+def neutral_of(body_type: type[msgspec.Struct]) -> Mapping[str, tuple[Any, ...]]:
+    """The fields of the type's dialect that do not act, with the values of them that ask for nothing."""
+    neutral: Mapping[str, tuple[Any, ...]] = getattr(body_type, "NEUTRAL", NEUTRAL)
+    return neutral
+
+
 def parse(data: bytes, body_type: type[Body]) -> Body:
     """The typed body. Raises RequestError that names the field at fault."""
     try:
@@ -451,19 +458,21 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
         raise RequestError("the body is nested too deeply") from fault
     if not isinstance(raw, dict):
         raise RequestError("the body must be a JSON object")
+    neutral = neutral_of(body_type)
     known = {field.encode_name for field in msgspec.structs.fields(body_type)}
     given = {}
     for name, value in raw.items():
-        if value is None or name in MEANINGLESS:
+        if value is None or (name in MEANINGLESS and name not in known):
             continue
         if name in known:
             given[name] = value
-        elif name not in NEUTRAL:
+        elif name not in neutral:
             raise RequestError(_unknown(name, known), param=name[:MAX_ECHOED])
-        elif not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-            accepted = " or ".join(msgspec.json.encode(neutral).decode() for neutral in NEUTRAL[name])
-            raise RequestError(f"{name} is not supported here; only {accepted} is accepted", param=name)
-    return _convert(given, body_type, "")
+        elif not any(_same(value, accepted) for accepted in neutral[name]):
+            accepted = " or ".join(msgspec.json.encode(accepted).decode() for accepted in neutral[name])
+            but = f"; only {accepted} is accepted" if accepted else ""
+            raise RequestError(f"{name} is not supported here{but}", param=name)
+    return convert(given, body_type, "")
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -477,7 +486,8 @@ def _unknown(name: str, known: set[str]) -> str:
     return f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _convert(value: Any, kind: type[Body], where: str) -> Body:
+def convert(value: Any, kind: type[Body], where: str) -> Body:
+    """`value`, found at `where`, as that type. Raises RequestError that names the place at fault."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as fault:
@@ -490,7 +500,7 @@ def _convert(value: Any, kind: type[Body], where: str) -> Body:
 
 def _check_message(index: int, message: dict[str, Any]) -> None:
     where = f"messages[{index}]"
-    content = _convert(message, Message, where).content
+    content = convert(message, Message, where).content
     if not isinstance(content, list):
         return
     for number, part in enumerate(content):

@@ -17,12 +17,12 @@ from engine.request import PRIORITIES, Grammar, Priority, TokenLogprob
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.conversations import Conversations
-from server.errors import BodyTooLarge, UnknownModel, json_response
+from server.errors import BodyTooLarge, UnknownModel, json_response, shape_of
 from server.generate import Answer, Prompted, Usage, start
 from server.logprobs import Logprobs, Spell
 from server.record import record_of
 from server.reply import CallArguments, CallBegun, Choice, Finish, Prefilled, Reasoning, Text
-from server.sse import ClientGone, Comment, EventStream, unless_gone
+from server.sse import DONE, ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, GenerationBody, parse
 
 if TYPE_CHECKING:
@@ -200,27 +200,57 @@ async def begun(
 async def respond(
     request: Request, body: GenerationBody, dialect: Dialect, begin: Callable[[], Awaitable[Answer]]
 ) -> Response | ASGIApp:
-    """Answer `request`: begin, then stream or fold. A client that leaves ends its rows wherever they are."""
+    """Answer `request` in `dialect`: begin, then stream or fold."""
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    async def whole(answer: Answer) -> dict[str, Any]:
+        folded = dialect.whole(await answer.fold(), answer.usage)
+        for entry, tokens in zip(folded["choices"], answer.logprobs or (), strict=False):
+            entry["logprobs"] = dialect.logprobs(tokens, answer.spell)
+        return folded
+
+    return await deliver(
+        request,
+        dialect.request_id,
+        begin,
+        frames=(lambda answer: _frames(answer, dialect, include_usage)) if body.stream else None,
+        whole=whole,
+        user=body.user or "",
+    )
+
+
+async def deliver(
+    request: Request,
+    request_id: str,
+    begin: Callable[[], Awaitable[Answer]],
+    *,
+    frames: Callable[[Answer], AsyncIterator[Any]] | None,
+    whole: Callable[[Answer], Awaitable[Any]],
+    user: str = "",
+    done: bytes = DONE,
+) -> Response | ASGIApp:
+    """Begin an answer, then send it as `frames`, where there are any, or `whole`; `done` marks their success.
+
+    A client that leaves ends its rows wherever they are.
+    """
     service = service_of(request)
     record = record_of(request)
-    record.user = (body.user or "")[:MAX_ECHOED]
-    answer: Answer = await unless_gone(request.receive, begin())
+    record.user = user[:MAX_ECHOED]
+    headers = {"x-request-id": request_id}
+    answer = await unless_gone(request.receive, begin())
     record.usage = answer.usage
-    headers = {"x-request-id": dialect.request_id}
-    if body.stream:
-        include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    if frames is not None:
         return EventStream(
-            _frames(answer, dialect, include_usage),
+            frames(answer),
             close=answer.close,
             keep_alive_s=service.config.keep_alive_s,
             on_error=record.failed,
             headers=headers,
+            shape=shape_of(request.url.path),
+            done=done,
         )
     try:
-        choices = await unless_gone(request.receive, answer.fold())
+        body = await unless_gone(request.receive, whole(answer))
     finally:
         answer.close()
-    whole = dialect.whole(choices, answer.usage)
-    for entry, tokens in zip(whole["choices"], answer.logprobs or (), strict=False):
-        entry["logprobs"] = dialect.logprobs(tokens, answer.spell)
-    return json_response(whole, headers=headers)
+    return json_response(body, headers=headers)

@@ -20,6 +20,7 @@ from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
 from server.routes.completions import completions
+from server.routes.messages import count_tokens, messages
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
 from server.routes.status import health, metrics, ready
@@ -28,6 +29,8 @@ from server.sse import ClientGone
 ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
     Route("/v1/cache/stats", cache_stats, methods=["GET"]),

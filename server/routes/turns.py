@@ -1,13 +1,28 @@
 """The assistant's next turn, whichever dialect asks for it: from the one chat request to an answer under way."""
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from engine.errors import RequestError
 from engine.loop import ServedModel
 from engine.request import Priority
 from server.conversations import Turn
 from server.generate import Answer, Prompted, chat_prompt, forced_calls
 from server.routes.common import Dialect, Service, begun
 from server.validate import ChatBody
+
+
+@contextlib.contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Has errors call a chat request's fields what the client's dialect calls them, or what they are part of."""
+    try:
+        yield
+    except RequestError as error:
+        if own := names.get(error.param) or names.get(error.param.partition("[")[0]):
+            error.args = (str(error).replace(error.param, own, 1),)
+            error.param = own
+        raise
 
 
 async def prompted_turn(service: Service, body: ChatBody) -> tuple[ServedModel, Turn, Prompted]:

@@ -209,7 +209,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
             "parallel_tool_calls": self.parallel_tool_calls,
             "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning else None, "summary": None},
-            "store": self.store,
             "temperature": self.temperature,
             "text": {"format": {"type": "text"} if format_ is None else _repeated(format_)},
             "tool_choice": self.tool_choice,

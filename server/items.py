@@ -123,7 +123,7 @@ class TextOptions(msgspec.Struct, forbid_unknown_fields=True):
     verbosity: Literal["medium"] | None = None
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class EventOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
@@ -155,7 +155,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     user: str | None = None
     prompt_cache_key: Name = ""
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: EventOptions | None = None
 
     def items(self) -> list[Item]:
         """What is new in the conversation."""

@@ -77,12 +77,12 @@ class ToolResultBlock(_Block, tag="tool_result"):
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock | ImageBlock | DocumentBlock
 
 
-class Message(msgspec.Struct, forbid_unknown_fields=True):
+class MessageTurn(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Block] | None = None
 
 
-class Tool(msgspec.Struct, forbid_unknown_fields=True):
+class ToolDefinition(msgspec.Struct, forbid_unknown_fields=True):
     """`type` is for the tools that Anthropic runs itself; `strict` calls are held to their schema where forced."""
 
     name: ToolName
@@ -127,9 +127,9 @@ class CountBody(msgspec.Struct, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     model: str = ""
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Annotated[list[MessageTurn], Meta(min_length=1)]
     system: str | list[TextBlock] | None = None
-    tools: list[Tool] = []
+    tools: list[ToolDefinition] = []
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -212,7 +212,7 @@ class MessagesBody(CountBody, kw_only=True):
         }
 
 
-def _tool(index: int, tool: Tool) -> dict[str, Any]:
+def _tool(index: int, tool: ToolDefinition) -> dict[str, Any]:
     where = f"tools[{index}]"
     if tool.type not in (None, "custom"):
         raise NotSupported(f"{where}: tools of type {tool.type[:100]!r} cannot be run here", param=where)

@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.errors import MlxcelError
+from server.continued import Responses
 from server.errors import error_body, json_response
 from server.generate import Answer, Usage
 from server.items import NAMES, Item, ResponsesBody
 from server.reply import CallArguments, CallBegun, Finish, Prefilled, Reason, Reasoning, Text
 from server.routes.common import (
     Dialect,
-    Service,
     check_model,
     deliver,
     priority_of,
@@ -32,13 +32,16 @@ from server.sse import Comment, Named
 
 
 class ResponseDialect(Dialect):
-    """Writes one response down, item by item. `before` is the conversation that it goes on."""
+    """Writes one response down, item by item. `before` is the conversation that it goes on; it is `kept` when it
+    has ended, unless the body says otherwise.
+    """
 
-    def __init__(self, request_id: str, service: Service, body: ResponsesBody, before: Sequence[Item]) -> None:
-        super().__init__(request_id, service.config.served_name)
-        self._service = service
+    def __init__(
+        self, request_id: str, served_name: str, body: ResponsesBody, before: Sequence[Item], kept: Responses
+    ) -> None:
+        super().__init__(request_id, served_name)
         self._conversation = [*before, *body.items()]
-        self._stores = body.store
+        self._kept = kept if body.store else None
         self._numbers = itertools.count()
         self._open = False  # whether the last item goes on
         self._output: list[Item] = []
@@ -50,7 +53,7 @@ class ResponseDialect(Dialect):
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "model": service.config.served_name,
+            "model": served_name,
             "output": [],
             "usage": None,
             **body.echoed(),
@@ -150,8 +153,8 @@ class ResponseDialect(Dialect):
             "output": self._output,
             "usage": _counted(usage),
         }
-        if self._stores:
-            self._service.responses.keep(self._response, [*self._conversation, *self._output])
+        if self._kept is not None:
+            self._kept.keep(self._response, [*self._conversation, *self._output])
         return self._event(f"response.{status}", response=self._response)
 
     def _failed(self, error: MlxcelError) -> Named:
@@ -191,7 +194,9 @@ async def responses(request: Request) -> Response | ASGIApp:
         chat = body.chat(before)
     check_model(service, body.model)
     priority = priority_of(request)
-    dialect = ResponseDialect(request_id_of(request, "resp"), service, body, before)
+    dialect = ResponseDialect(
+        request_id_of(request, "resp"), service.config.served_name, body, before, service.responses
+    )
 
     async def begin() -> Answer:
         with naming(NAMES):

@@ -140,6 +140,20 @@ async def test_a_conversation_is_read_as_chat_reads_it(tmp_path: Path) -> None:
     assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
 
 
+async def test_a_thought_that_does_not_come_back_is_put_back(tmp_path: Path) -> None:
+    text = "I plan.\n</think>\n\nHello"
+    async with served(checkpoint(tmp_path, THINKING), sampler=script(text), seed=0) as service:
+        first = await service.answer(MESSAGES, HI)
+        for said in (first["content"], first["content"][1:], "Hello"):
+            turns = [*HI["messages"], {"role": "assistant", "content": said}, {"role": "user", "content": "and?"}]
+            await service.answer(MESSAGES, HI | {"messages": turns})
+        prompts = {row.request.prompt for row in service.engine.rows[1:]}
+        assert len(prompts) == 1
+        assert "I plan." in prompt_of(service.engine)
+        counted = await service.answer(f"{MESSAGES}/count_tokens", {"messages": turns})
+        assert counted["input_tokens"] == len(service.engine.rows[-1].request.prompt)
+
+
 async def test_a_call_is_forced_and_a_thought_bounded(tmp_path: Path) -> None:
     schema = {
         "type": "object",

@@ -124,7 +124,7 @@ class FinishStep:
             self._bound_thought(row)
             return Output(row, token, said, logprobs=logprobs, parts=shown)
         row.finish_reason = reason
-        row.stop_string = row.text.stops.found
+        row.stop_string = text.stops.found
         timings = Timings(
             prompt_n=len(row.request.prompt) - row.num_cached,
             prompt_ms=(row.first_token_s - row.started_s) * 1000,

@@ -169,7 +169,7 @@ class Row:
     `storage` (per-layer state) belongs to the engine, `text` (detokenizer, filter and stop matcher) to the finish
     step, `sampler` (what draws know of the draws before) to the sampler step. `constraint` (its place in its
     grammar) follows `output` and outlives the storage. `forced` are the tokens that come next whatever is drawn.
-    `is_warm_up`: nobody asked for it yet. `stop_string` is the one that ended it, if one did.
+    `stop_string` is the one that ended it, if one did. `is_warm_up`: nobody asked for it yet.
     """
 
     request: Request

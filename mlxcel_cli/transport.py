@@ -5,11 +5,14 @@ knows ASGI and nothing of what the app does.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
 import httpx2
+
+log = logging.getLogger(__name__)
 
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
@@ -94,8 +97,9 @@ class Exchange(httpx2.AsyncByteStream):
         self._body: bytes | None = body
         self._sent: asyncio.Queue[Message | None] = asyncio.Queue()
         self._left = asyncio.Event()
+        self._answered = False
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
-        self.task.add_done_callback(lambda _: self._sent.put_nowait(None))
+        self.task.add_done_callback(self._returned)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         more = True
@@ -122,6 +126,12 @@ class Exchange(httpx2.AsyncByteStream):
         await self._left.wait()
         return {"type": "http.disconnect"}
 
+    def _returned(self, task: asyncio.Future[None]) -> None:
+        if self._answered and not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("the application failed behind its answer", exc_info=fault)  # nobody waits for it any more
+        self._sent.put_nowait(None)
+
     async def _send(self, message: Message) -> None:
+        self._answered = message["type"] == "http.response.body" and not message.get("more_body", False)
         if not self._left.is_set():
             self._sent.put_nowait(message)

@@ -23,9 +23,11 @@ from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
 from server.routes.completion import completion
 from server.routes.completions import completions
+from server.routes.messages import count_tokens, messages
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
 from server.routes.requests import cancel
+from server.routes.responses import kept_response, responses
 from server.routes.status import health, metrics, openapi, ready
 from server.routes.tokens import apply_template, detokenize, tokenize
 from server.sse import ClientGone
@@ -33,6 +35,10 @@ from server.sse import ClientGone
 ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/responses", responses, methods=["POST"]),
+    Route("/v1/responses/{id}", kept_response, methods=["GET", "DELETE"]),
+    Route("/v1/messages", messages, methods=["POST"]),
+    Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
     Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),

@@ -7,13 +7,13 @@ itself holds.
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from engine.text.template import text_of
+from server.kept import Kept
 
 MAX_BYTES = 16 << 20
 MAX_ENTRIES = 4096
@@ -24,44 +24,35 @@ Message = Mapping[str, Any]
 
 
 class Echo:
-    """A bounded store; the least recently used goes first. For one thread."""
+    """A bounded store. For one thread."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES, max_entries: int = MAX_ENTRIES) -> None:
-        self._max_bytes = max_bytes
-        self._max_entries = max_entries
-        self._kept: OrderedDict[bytes, str] = OrderedDict()
-        self.num_bytes = 0
+        self._largest_bytes = max_bytes // MAX_SHARE
+        self._kept: Kept[bytes, str] = Kept(max_bytes=max_bytes, max_entries=max_entries)
 
     def __len__(self) -> int:
         return len(self._kept)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._kept.num_bytes
 
     def keep(self, scope: Sequence[str], messages: Sequence[Message], answer: str, reasoning: str) -> None:
         """Keep the reasoning of the plain `answer` to `messages`."""
         *_, key = _keys(scope, [*messages, {"role": "assistant", "content": answer}])
         num_bytes = _bytes_of(reasoning)
-        if not reasoning or num_bytes * MAX_SHARE > self._max_bytes:
-            return
-        self._drop(key)
-        self._kept[key] = reasoning
-        self.num_bytes += num_bytes
-        while self.num_bytes > self._max_bytes or len(self._kept) > self._max_entries:
-            self._drop(next(iter(self._kept)))
+        if reasoning and num_bytes <= self._largest_bytes:
+            self._kept.put(key, reasoning, num_bytes)
 
     def filled(self, scope: Sequence[str], messages: Sequence[Message]) -> list[Message]:
         """`messages` with the reasoning of those that were answered here and came back without."""
         filled: list[Message] = list(messages)
-        if not self._kept:
+        if not len(self._kept):
             return filled
         for index, key in enumerate(_keys(scope, messages)):
             if key in self._kept and _is_plain(messages[index]):
-                self._kept.move_to_end(key)
-                filled[index] = {**messages[index], "reasoning_content": self._kept[key]}
+                filled[index] = {**messages[index], "reasoning_content": self._kept.get(key)}
         return filled
-
-    def _drop(self, key: bytes) -> None:
-        reasoning = self._kept.pop(key, None)
-        if reasoning is not None:
-            self.num_bytes -= _bytes_of(reasoning)
 
 
 def _bytes_of(reasoning: str) -> int:

@@ -73,6 +73,10 @@ class UnknownRequest(RequestError):
     """No request of this id runs or waits."""
 
 
+class UnknownResponse(RequestError):
+    """No response of this id is kept, or no longer."""
+
+
 class NoRoute(RequestError):
     """Nothing is at this path, or not for this method."""
 
@@ -114,6 +118,7 @@ _INVALID = "invalid_request_error"
 _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (UnknownModel, _Face(404, _INVALID, "model_not_found")),
     (UnknownRequest, _Face(404, _INVALID, "request_not_found")),
+    (UnknownResponse, _Face(404, _INVALID, "response_not_found")),
     (NotSupported, _Face(501, "not_supported_error")),
     (BodyTooLarge, _Face(413, _INVALID, "body_too_large")),
     (Unauthorized, _Face(401, _INVALID, "invalid_api_key")),

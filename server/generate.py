@@ -84,13 +84,17 @@ class Usage:
             left[prompt] = left.get(prompt, timings.prompt_n + timings.cache_n) - timings.prompt_n
         return sum(max(tokens, 0) for tokens in left.values())
 
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(timings.reasoning_n for timings in self.timings.values())
+
     def body(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-            "completion_tokens_details": {"reasoning_tokens": sum(t.reasoning_n for t in self.timings.values())},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
     def timings_body(self, choice: int | None = None) -> dict[str, Any]:
@@ -164,6 +168,7 @@ class Answer:
                     self.usage.tokens.setdefault(choice, []).append(event.token)
                     self.usage.first_token_s = self.usage.first_token_s or time.perf_counter()
                     if event.timings is not None:
+                        self.usage.stop_strings[choice] = event.row.stop_string
                         await self._ended(choice, event.timings)
                     if event.logprobs:
                         assert self.logprobs is not None, "logprobs come where they were asked for"

@@ -16,7 +16,9 @@ import msgspec
 from engine.request import PRIORITIES
 from server.auth import OPEN_PATHS
 from server.errors import Shape, shape_of
+from server.items import ResponsesBody
 from server.llama import DetokenizeBody, NativeCompletionBody, TemplateBody, TokenizeBody
+from server.messages import CountBody, MessagesBody
 from server.validate import MEANINGLESS, ChatBody, CompletionBody, Message, Tool, neutral_of
 
 REFERENCE = "#/components/schemas/"
@@ -35,6 +37,11 @@ class Operation:
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation("the assistant's next turn", ChatBody, generates=True),
     ("POST", "/v1/completions"): Operation("the continuation of a text", CompletionBody, generates=True),
+    ("POST", "/v1/responses"): Operation("the assistant's next turn, in items", ResponsesBody, generates=True),
+    ("GET", "/v1/responses/{id}"): Operation("a response that is kept"),
+    ("DELETE", "/v1/responses/{id}"): Operation("forget a response"),
+    ("POST", "/v1/messages"): Operation("the assistant's next turn, in blocks", MessagesBody, generates=True),
+    ("POST", "/v1/messages/count_tokens"): Operation("how many tokens such a prompt has", CountBody),
     ("GET", "/v1/models"): Operation("what is served"),
     ("GET", "/v1/models/{id}"): Operation("one model that is served"),
     ("POST", "/v1/requests/{id}/cancel"): Operation("end a request that runs or waits"),
@@ -100,7 +107,7 @@ def _complete(schema: dict[str, Any], body: type[msgspec.Struct]) -> None:
     properties: dict[str, Any] = schema["properties"]
     required = schema.get("required", ())
     for name, kind in ITEMS.items():
-        if name in properties:
+        if name in properties and body in (ChatBody, TemplateBody):
             properties[name]["items"] = {"$ref": REFERENCE + kind.__name__}
     for name, one in properties.items():
         if name not in required:

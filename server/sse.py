@@ -31,8 +31,13 @@ class Comment(str):
     __slots__ = ()
 
 
+class Named(dict[str, Any]):
+    """A body whose event has the name of its type, as in Anthropic's and in OpenAI's newer streams."""
+
+
 def data_frame(body: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(body) + b"\n\n"
+    name = b"event: " + body["type"].encode() + b"\n" if isinstance(body, Named) else b""
+    return name + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
 def error_frame(error: Exception, shape: Shape) -> bytes:

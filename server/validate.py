@@ -300,7 +300,7 @@ class ChatBody(GenerationBody, kw_only=True):
             _check_message(index, message)
         names: set[str] = set()
         for index, tool in enumerate(self.tools):
-            name = _convert(tool, Tool, f"tools[{index}]").function.name
+            name = convert(tool, Tool, f"tools[{index}]").function.name
             if name in names:
                 raise RequestError(f"tools[{index}]: there are two tools {name!r}", param=f"tools[{index}]")
             names.add(name)
@@ -466,7 +466,7 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
     known = {field.encode_name for field in msgspec.structs.fields(body_type)}
     given = {}
     for name, value in raw.items():
-        if value is None or name in MEANINGLESS:
+        if value is None or (name in MEANINGLESS and name not in known):
             continue
         if name in known:
             given[name] = value
@@ -476,7 +476,7 @@ def parse(data: bytes, body_type: type[Body]) -> Body:
             accepted = " or ".join(msgspec.json.encode(accepted).decode() for accepted in neutral[name])
             but = f"; only {accepted} is accepted" if accepted else ""
             raise RequestError(f"{name} is not supported here{but}", param=name)
-    return _convert(given, body_type, "")
+    return convert(given, body_type, "")
 
 
 def _same(value: Any, neutral: Any) -> bool:
@@ -490,7 +490,8 @@ def _unknown(name: str, known: set[str]) -> str:
     return f"unknown field {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def _convert(value: Any, kind: type[Body], where: str) -> Body:
+def convert(value: Any, kind: type[Body], where: str) -> Body:
+    """`value`, found at `where`, as that type. Raises RequestError that names the place at fault."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as fault:
@@ -503,7 +504,7 @@ def _convert(value: Any, kind: type[Body], where: str) -> Body:
 
 def _check_message(index: int, message: dict[str, Any]) -> None:
     where = f"messages[{index}]"
-    content = _convert(message, Message, where).content
+    content = convert(message, Message, where).content
     if not isinstance(content, list):
         return
     for number, part in enumerate(content):

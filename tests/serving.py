@@ -37,6 +37,7 @@ from tests.tiny import END_OF_TURN, byte_tokenizer
 
 PATIENCE_S = 30.0  # how long a test waits for what must happen
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 def tokens_of(text: str) -> list[int]:
@@ -256,8 +257,9 @@ class Served:
                 elif frame == "data: [DONE]":
                     stream.done = True
                 else:
-                    assert frame.startswith("data: "), frame
-                    stream.chunks.append(json.loads(frame.removeprefix("data: ")))
+                    name, _, data = frame.rpartition("data: ")
+                    stream.chunks.append(json.loads(data))
+                    assert name in ("", f"event: {stream.chunks[-1].get('type')}\n"), frame
             return stream
 
     def count_submissions(self) -> None:

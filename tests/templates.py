@@ -23,6 +23,12 @@ THINKING = _ALL.replace(" THOUGHT ", _THOUGHT).replace(
 # As THINKING, but the model opens its thoughts.
 THINKS_ITSELF = _ALL.replace(" THOUGHT ", _THOUGHT).replace("OPENING", "")
 FORGETS = PLAIN.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}")
+_REFUSES = "{{ raise_exception('System message must be at the beginning') }}"
+FIRST_SYSTEM = PLAIN.replace(
+    "{% for m in messages %}",
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}" + _REFUSES + "{% endif %}",
+)
+NO_SYSTEM = PLAIN.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}")
 CODER = PLAIN.replace("<tool_call>\n{", "<tool_call>\n<function=x></function>{")
 HARMONY = (
     "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"

@@ -3,9 +3,11 @@
 Templates differ in what they know. Here a dialect's liberties end: null content is empty text, parts are
 joined, `developer` is `system`, a call's arguments are an object, reasoning has the name that the template reads.
 Where a template has no place for tools, they are written into the system message, and calls and results into the
-turns. The template engine is given.
+turns; where it has none for a system turn but at the beginning, later ones become the user's, and where it has
+none at all, so does the first. The template engine is given.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +21,9 @@ from engine.text.filter import Markup
 Message = Mapping[str, Any]
 
 _THINKING_FIELD = re.compile(r"""message\.thinking|message\[["']thinking|["']thinking["'] in message""")
+# What a template shows that takes system turns anywhere, and one that takes the first.
+_ANYWHERE = ("system", "system", "user", "assistant", "system", "user")
+_FIRST = ("system", "user")
 _TOOLS_PROMPT = """You can call these functions:
 {tools}
 To call one, answer with a JSON object between tags:
@@ -86,10 +91,38 @@ class ChatTemplate:
             extra["tools"] = [dict(tool) for tool in tools] or None
         else:
             turns = _with_tools_written_out(turns, tools)
+        if any(turn["role"] == "system" for turn in turns):
+            turns = self._with_systems_placed(turns)
         try:
             return self._apply(turns, **extra)
         except Exception as fault:
             raise TemplateFailed(f"the chat template refused these messages: {fault}", param="messages") from fault
+
+    def _with_systems_placed(self, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The turns with system turns where the template shows them."""
+        is_first_alone = turns[0]["role"] == "system" and all(turn["role"] != "system" for turn in turns[1:])
+        if self._takes_systems_anywhere or (is_first_alone and self._takes_system_first):
+            return turns
+        return _with_systems_told(turns, keep_first=self._takes_system_first)
+
+    @functools.cached_property
+    def _takes_systems_anywhere(self) -> bool:
+        return self._shows(_ANYWHERE)
+
+    @functools.cached_property
+    def _takes_system_first(self) -> bool:
+        return self._shows(_FIRST)
+
+    def _shows(self, roles: Sequence[str]) -> bool:
+        """Whether turns of these roles are all there in what the template makes of them."""
+        assert self._apply is not None, "a base model renders nothing"
+        texts = [f"the turn {number} is here" for number in range(len(roles))]
+        try:
+            text = self._apply([{"role": r, "content": t} for r, t in zip(roles, texts, strict=True)])
+        except Exception:  # noqa: BLE001
+            # A template refuses by raising whatever it likes.
+            return False
+        return all(one in text for one in texts)
 
     def _normalized(self, index: int, message: Message) -> dict[str, Any]:
         turn = {key: value for key, value in message.items() if value is not None}
@@ -162,6 +195,25 @@ class ChatTemplate:
 def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
     """A message's content as one text."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def _with_systems_told(turns: Sequence[dict[str, Any]], *, keep_first: bool) -> list[dict[str, Any]]:
+    """System turns as one at the beginning, if that is kept, and as the user's; a user's next to one joins it."""
+    placed: list[dict[str, Any]] = []
+    begins = keep_first  # still among the system turns at the beginning
+    was_system = False
+    for turn in turns:
+        is_system = turn["role"] == "system"
+        begins = begins and is_system
+        told = {**turn, "role": "user"} if is_system and not begins else turn
+        last = placed[-1] if placed else None
+        if last is not None and last["role"] == told["role"] and (is_system or was_system):
+            texts = (text for text in (last["content"], told["content"]) if text)
+            placed[-1] = {**last, "content": "\n\n".join(texts)}
+        else:
+            placed.append(told)
+        was_system = is_system
+    return placed
 
 
 def _normalized_call(index: int, call: Mapping[str, Any]) -> dict[str, Any]:

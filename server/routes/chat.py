@@ -8,14 +8,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.request import TokenLogprob
-from server.conversations import Turn
-from server.generate import Answer, chat_prompt, forced_calls
+from server.generate import Answer
 from server.logprobs import Spell, chat_body
 from server.reply import CallArguments, CallBegun, Choice, Finish, Reason, Reasoning, Text
 from server.routes.common import (
     Dialect,
     Said,
-    begun,
     check_model,
     priority_of,
     read_body,
@@ -23,6 +21,7 @@ from server.routes.common import (
     respond,
     service_of,
 )
+from server.routes.turns import next_turn
 from server.validate import ChatBody
 
 
@@ -75,35 +74,6 @@ async def chat_completions(request: Request) -> Response | ASGIApp:
     dialect = ChatDialect(request_id_of(request, "chatcmpl"), service.config.served_name)
 
     async def begin() -> Answer:
-        model = await service.bridge.model()
-        turn = Turn(
-            body.messages,
-            body.callable,
-            body.template_arguments(model.template, model.markup),
-            body.cache_salt,
-            body.prompt_cache_key,
-        )
-        messages = service.conversations.filled(model, turn) if body.cache_prompt else body.messages
-        prompted = await chat_prompt(service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments)
-        forcing: dict[str, Any] = {}
-        if required := body.forced_tools:
-            prompted, forcing = forced_calls(prompted, required, parallel=body.calls_in_parallel)
-        answer = await begun(
-            service,
-            model,
-            dialect,
-            body,
-            prompted,
-            priority,
-            thinking_tokens=body.thinking_tokens,
-            tools=body.forced_tools or turn.tools,
-            parallel_calls=body.parallel_tool_calls,
-            **forcing,
-        )
-        if body.cache_prompt:
-            answer.on_finish = lambda choice: service.conversations.answered(
-                model, turn, choice, num_choices=body.n
-            )
-        return answer
+        return await next_turn(service, dialect, body, priority)
 
     return await respond(request, body, dialect, begin)

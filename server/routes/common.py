@@ -17,6 +17,7 @@ from engine.loop import ServedModel
 from engine.request import PRIORITIES, Grammar, Priority, TokenLogprob
 from server.bridge import Bridge
 from server.config import ServerConfig
+from server.continued import Responses
 from server.conversations import Conversations
 from server.errors import BodyTooLarge, UnknownModel, json_response, shape_of
 from server.generate import Answer, Prompted, Usage, start
@@ -48,6 +49,7 @@ class Service:
             warms_up=not config.no_warmup_next_turn,
         )
         self.running = RunningRequests(config.request_timeout)
+        self.responses = Responses()
         self.started_s = int(time.time())
 
     @functools.cached_property

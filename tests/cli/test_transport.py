@@ -118,6 +118,19 @@ async def test_what_the_app_raises_is_raised(after_start):
             await client.get("/")
 
 
+async def test_what_the_app_raises_behind_its_answer_is_logged(caplog):
+    async def handle(scope, receive, send):
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"sorry"})
+        raise KeyError("ours")
+
+    async with client_of(app_of(handle)) as client:
+        assert (await client.get("/")).text == "sorry"
+    [record] = [record for record in caplog.records if record.name == "mlxcel_cli.transport"]
+    assert "KeyError: 'ours'" in caplog.text
+    assert record.levelname == "ERROR"
+
+
 async def test_leaving_waits_for_the_requests_that_still_run():
     double = Double(hold=True)
     async with client_of(double.app()) as client:

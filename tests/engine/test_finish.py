@@ -40,6 +40,25 @@ def reference(text, stops):
     return text, False
 
 
+@pytest.mark.parametrize(
+    ("text", "stops", "found"),
+    [
+        ("abSTOP", ("OP", "STOP"), "STOP"),
+        ("ab", ("STOP",), ""),
+        ("abST", ("STOP",), ""),
+        ("a6, 5", (", ", "6, 5"), ", "),
+    ],
+)
+def test_the_stop_string_that_ended_a_row_is_known(text, stops, found):
+    step = FinishStep(decode, frozenset({END}))
+    request = Request("r", (65,), stop=stops)
+    row = Row(request, 1000, 0, step.open(request))
+    for token in (*map(ord, text), END):
+        if row.finish_reason is None:
+            step.finish(row, token, 1.0)
+    assert (row.finish_reason, row.stop_string) == ("stop", found)
+
+
 def test_end_token_is_a_stop_and_shows_no_text():
     assert run("Hi", end=True) == (["H", "i", ""], "stop")
 

@@ -11,6 +11,7 @@ import pydantic
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseIncompleteEvent
 
 from tests.serving import Live, live
 from tests.tiny import byte_tokenizer
@@ -121,6 +122,39 @@ def test_the_clients_own_fold(client: openai.OpenAI) -> None:
         final = stream.get_final_completion()
     assert final.choices[0].message.content == whole.choices[0].message.content
     assert final.choices[0].finish_reason == whole.choices[0].finish_reason == "stop"
+
+
+def test_responses_streamed_are_responses_folded(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "max_output_tokens": 10, "temperature": 0}
+    whole = client.responses.create(input="hi", instructions="Be brief.", **asked)
+    Response.model_validate(whole.model_dump(), strict=True)
+    assert not whole.model_extra
+    with client.responses.stream(input="hi", instructions="Be brief.", **asked) as stream:
+        kinds = [event.type for event in stream]
+    assert kinds[0] == "response.created"
+    assert kinds[-1] == "response.incomplete"
+    items: Any = messages()
+    created = client.responses.create(input=items, stream=True, **asked)
+    final = list(created)[-1]
+    assert isinstance(final, ResponseIncompleteEvent)
+    assert final.response.output_text == client.responses.create(input=items, **asked).output_text
+    assert client.responses.retrieve(whole.id).output_text == whole.output_text
+    more = client.responses.create(input="and?", previous_response_id=whole.id, **asked)
+    assert more.usage
+    assert whole.usage
+    assert more.usage.input_tokens > whole.usage.input_tokens
+    client.responses.delete(whole.id)
+    with pytest.raises(openai.NotFoundError) as gone:
+        client.responses.create(input="and?", previous_response_id=whole.id, **asked)
+    assert (gone.value.code, gone.value.param) == ("response_not_found", "previous_response_id")
+    with pytest.raises(openai.BadRequestError) as long:
+        client.responses.create(input="x" * 1000, **asked)
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "input")
+
+
+def test_a_response_is_parsed_into_the_type_it_was_asked_for(client: openai.OpenAI) -> None:
+    answer = client.responses.parse(model="tiny", input="hi", text_format=Animal, max_output_tokens=300)
+    assert isinstance(answer.output_parsed, Animal)
 
 
 def test_models(client: openai.OpenAI) -> None:

@@ -12,7 +12,7 @@ def rendered(messages, source="{{ tools }}", **options):
 
     def apply(turns, **arguments):
         seen.update(turns=turns, **arguments)
-        return "text"
+        return "".join(turn["content"] for turn in turns)
 
     ChatTemplate(apply, source).render(messages, **options)
     return seen
@@ -33,6 +33,40 @@ def test_text_parts_are_joined():
 
 def test_developer_is_system():
     assert rendered([{"role": "developer", "content": "x"}])["turns"][0]["role"] == "system"
+
+
+SYSTEMS = [("system", "a"), ("developer", "b"), ("user", "hi"), ("assistant", "x"), ("system", "c"), ("user", "y")]
+MERGED = [("user", "hi"), ("assistant", "x"), ("user", "c\n\ny")]
+
+
+@pytest.mark.parametrize(
+    ("takes", "expected"),
+    [
+        (lambda roles: True, [("system", "b") if role == "developer" else (role, text) for role, text in SYSTEMS]),
+        (lambda roles: "system" not in roles[1:], [("system", "a\n\nb"), *MERGED]),
+        (lambda roles: "system" not in roles, [("user", "a\n\nb\n\nhi"), *MERGED[1:]]),
+    ],
+)
+@pytest.mark.parametrize("drops", [False, True])
+def test_system_turns_are_where_the_template_has_a_place_for_them(takes, expected, drops):
+    seen = []
+
+    def apply(turns, **arguments):
+        roles = [turn["role"] for turn in turns]
+        if not takes(roles):
+            if drops:
+                return turns[-1]["content"]
+            raise ValueError("no such role")
+        seen.append([(turn["role"], turn["content"]) for turn in turns])
+        return "".join(turn["content"] for turn in turns)
+
+    ChatTemplate(apply, "{{ tools }}").render([{"role": role, "content": text} for role, text in SYSTEMS])
+    assert seen[-1] == expected
+
+
+def test_a_users_own_turns_stay_apart():
+    turns = [{"role": role, "content": "x"} for role in ("system", "user", "user")]
+    assert rendered(turns)["turns"] == turns
 
 
 def test_arguments_of_a_call_are_an_object():

@@ -62,11 +62,12 @@ async def test_what_is_declared_is_known_and_what_is_not_is_refused(tiny: Path, 
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_every_value_that_asks_for_nothing_is_accepted(tiny: Path, path: str) -> None:
-    least = {"content": "a", "tokens": [1], "prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    least: dict[str, Any] = {"content": "a", "tokens": [1], "prompt": "a", "input": "a"}
+    least["messages"] = [{"role": "user", "content": "a"}]
     properties = properties_of(path)
     body = {name: value for name, value in least.items() if name in properties}
     if OPERATIONS["POST", path].generates:
-        body["max_tokens"] = 1
+        body["max_tokens" if "max_tokens" in properties else "max_output_tokens"] = 1
     async with served(tiny) as service:
         for name, values in neutral_of(BODIES[path]).items():
             if name in BODIES[path].__struct_fields__:

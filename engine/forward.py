@@ -118,10 +118,9 @@ class SpansForward:
         if self._recorded is None or not all(span.is_step for span in spans):
             return self._run(spans)
         ids = [int(span.tokens[0]) for span in spans]
-        places = _places(spans)
         logits = self._recorded.logits(ids, [span.storage for span in spans], lambda: self._run(spans))
         if self._recorded.reason is None:
-            self.launches.count(f"{_kept(spans)}_recorded", places)
+            self.launches.count(f"{_kept(spans)}_recorded", (span.storage for span in spans))
         return logits
 
     def profile(self, rows: Sequence[DenseStorage] | Sequence[PagedStorage]) -> dict[str, tuple[int, float]]:
@@ -140,7 +139,8 @@ class SpansForward:
         with self._selection.of(ends, axis=0):
             logits: mx.array = self._model(ids, cache=caches)
         _advance(spans)
-        self.launches.count(f"{_kept(spans)}_{'by_row' if batch.by_row else 'fused'}", batch.places)
+        way = "by_row" if batch.by_row else "fused"
+        self.launches.count(f"{_kept(spans)}_{way}", (span.storage for span in spans))
         return _only(logits[:, -1, :], ends)
 
 
@@ -197,15 +197,15 @@ class RowsForward:
         _keep(caches, spans)
         _advance(spans)
         way = "gathered" if self._gathered else "by_row" if batch.by_row else "fused"
-        self.launches.count(f"dense_{way}", batch.places)
+        self.launches.count(f"dense_{way}", (span.storage for span in spans))
         return [logits[i : i + 1] for i in range(len(spans))]
 
     def _prefill(self, span: Span) -> mx.array:
         """Logits `[1, vocab]` of the span's last token, if they are wanted."""
-        self.launches.count("alone", _places([span]))
         caches = _views([span], lambda layers: SequenceLayer(layers[0]))
         logits = _run_alone(self._model, self._selection, span, caches)
         _keep(caches, [span])
+        self.launches.count("alone", [span.storage])
         return logits
 
 
@@ -233,8 +233,8 @@ class AloneForward:
         return self.open()
 
     def run(self, spans: Sequence[Span]) -> mx.array:
-        self.launches.count("alone", _places(spans))
         logits = [_run_alone(self._model, self._selection, span, span.storage.caches) for span in spans]
+        self.launches.count("alone", (span.storage for span in spans))
         return mx.concatenate(logits, axis=0)
 
 

@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 
-from engine.cache.attend import Place
+from engine.cache.rows import RowStorage
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class Launches:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter(dict.fromkeys(WAYS, 0))
 
-    def count(self, way: str, places: Sequence[Place]) -> None:
-        """A forward over `places` went `way`."""
+    def count(self, way: str, rows: Iterable[RowStorage]) -> None:
+        """A forward went `way`; `rows` are those that it has advanced."""
         if not self.counts[way]:
-            visible = sum(place.position + place.count for place in places)
-            log.info("%s (batch %d, %d visible tokens)", WAYS[way], len(places), visible)
+            visible = [row.length for row in rows]
+            log.info("%s (batch %d, %d visible tokens)", WAYS[way], len(visible), sum(visible))
         self.counts[way] += 1

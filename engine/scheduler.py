@@ -171,7 +171,7 @@ class Scheduler:
         for row in rows:
             if self.memory.grows(row):
                 continue
-            running = [*self.prefilling, *self.decoding]
+            running = self._running()
             if running == [row]:
                 row.limit_tokens = len(row.output) + 1
                 continue

@@ -103,7 +103,7 @@ class Blocks:
 
     def num_shared(self, blocks: Sequence[int]) -> int:
         """How many of these blocks others hold, too."""
-        return sum(self._holders[block] > 1 for block in blocks)
+        return sum(map(self.is_shared, blocks))
 
     def num_rows(self, block: int) -> int:
         """How many rows hold this block."""
@@ -173,8 +173,11 @@ class BlockTable:
 
     def lacks(self, start: int, stop: int) -> int:
         """How many blocks `reserve` would take."""
-        copied = start < self.end and self._blocks.is_shared(self.numbers[(start - self.base) // BLOCK_TOKENS])
-        return max(0, -(-(stop - self.end) // BLOCK_TOKENS)) + copied
+        return max(0, -(-(stop - self.end) // BLOCK_TOKENS)) + self.shares(start)
+
+    def shares(self, position: int) -> bool:
+        """Whether the block of `position` is here and others hold it, too: to write there is to copy it."""
+        return position < self.end and self._blocks.is_shared(self.numbers[self._place(position)])
 
     def reserve(self, start: int, stop: int) -> tuple[int, int] | None:
         """Let the positions `start` to `stop` be written: take what is missing, and replace a shared tail.
@@ -182,13 +185,12 @@ class BlockTable:
         What was replaced, and by what: its positions before `start` are to be copied.
         """
         replaced = None
-        if start < self.end:
-            at = (start - self.base) // BLOCK_TOKENS
+        if self.shares(start):
+            at = self._place(start)
             tail = self.numbers[at]
-            if self._blocks.is_shared(tail):
-                self.numbers[at] = self._blocks.take(self.numbers[at - 1] if at else None)
-                self._blocks.drop([tail])
-                replaced = tail, self.numbers[at]
+            self.numbers[at] = self._blocks.take(self.numbers[at - 1] if at else None)
+            self._blocks.drop([tail])
+            replaced = tail, self.numbers[at]
         while self.end < stop:
             self.numbers.append(self._blocks.take(self.numbers[-1] if self.numbers else None))
         return replaced
@@ -203,9 +205,13 @@ class BlockTable:
     def between(self, start: int, stop: int) -> Sequence[int]:
         """The blocks of the positions `start` to `stop`, both multiples of a block's."""
         assert self.base <= start <= stop <= self.end, "these positions are not held"
-        return self.numbers[(start - self.base) // BLOCK_TOKENS : (stop - self.base) // BLOCK_TOKENS]
+        return self.numbers[self._place(start) : self._place(stop)]
 
     def clear(self) -> None:
         """Let go of everything."""
         self._blocks.drop(self.numbers)
         del self.numbers[:]
+
+    def _place(self, position: int) -> int:
+        """Where in the table the block of `position` is."""
+        return (position - self.base) // BLOCK_TOKENS

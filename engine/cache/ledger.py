@@ -154,7 +154,7 @@ class Group:
         A block that others hold stays theirs once a row's window has passed it; a shared tail is copied.
         """
         missing = num_needed - len(table.numbers)
-        missing += self.blocks.num_shared(table.numbers) if self.window else table.lacks(length, length) > 0
+        missing += self.blocks.num_shared(table.numbers) if self.window else table.shares(length)
         return self.num_bytes * max(0, missing)
 
 

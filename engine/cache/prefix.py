@@ -99,8 +99,7 @@ class PrefixTree:
         count = len(path) * BLOCK_TOKENS
         if not in_part:
             return count
-        end, ahead = self._end(key, path), tuple(tokens[count : count + BLOCK_TOKENS])
-        return count + max((num_same(ahead, block) for block in end.children), default=0) if end else 0
+        return count + _num_same_behind(self._end(key, path), tuple(tokens[count : count + BLOCK_TOKENS]))
 
     def borrow(self, key: Hashable, tokens: Sequence[int], *, named: bool = False) -> Loan:
         """The blocks held of `tokens`, which stay until `release`; none is no error.
@@ -176,7 +175,7 @@ class PrefixTree:
         ahead = tuple(tokens[at : at + BLOCK_TOKENS])
         if end is None or not end.children or not ahead:
             return None
-        same = max(num_same(ahead, block) for block in end.children)
+        same = _num_same_behind(end, ahead)
         return at + same if same < len(ahead) and at + same > 0 else None
 
     @property
@@ -310,6 +309,11 @@ def _blocks(tokens: Sequence[int]) -> Iterator[Block]:
     """The whole blocks of `tokens`."""
     for start in range(0, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         yield tuple(tokens[start : start + BLOCK_TOKENS])
+
+
+def _num_same_behind(end: Node | None, ahead: Block) -> int:
+    """How many tokens of `ahead` one of the blocks behind `end` begins with, the most."""
+    return max((num_same(ahead, block) for block in end.children), default=0) if end else 0
 
 
 def num_same(one: Sequence[int], other: Sequence[int]) -> int:

@@ -178,7 +178,6 @@ class Answer:
                     for piece in self._readers[choice].pieces(parts, event.finish_reason):
                         self.choices[choice].add(piece)
                         if isinstance(piece, Finish):
-                            self.usage.stop_strings[choice] = event.row.stop_string
                             self.usage.reasons.append(piece.reason)
                             self.on_finish(self.choices[choice])
                         yield piece

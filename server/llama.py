@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from engine.errors import RequestError
 from engine.request import Grammar
-from server.validate import MAX_CHOICES, MAX_ECHOED, ChatBody, GenerationBody
+from server.validate import MAX_CHOICES, MAX_ECHOED, ChatBody, GenerationBody, schema_grammar
 
 NO_BOUND = (1 << 31) - 1  # new tokens: more than any context holds
 
@@ -91,7 +91,7 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
             return super().constraint()
         if super().constraint() is not None:
             raise RequestError("json_schema: an answer is held to one grammar", param="json_schema")
-        return Grammar("json", msgspec.json.encode(self.json_schema).decode(), param="json_schema")
+        return schema_grammar(self.json_schema, param="json_schema")
 
     def bound(self) -> int | None:
         if self.n_predict == -1:

@@ -120,7 +120,12 @@ def _json_grammar(asked: ResponseFormat) -> Grammar | None:
         raise RequestError(f"{where}.json_schema is missing", param=f"{where}.json_schema")
     else:
         schema = {"type": "object"}
-    return Grammar("json", msgspec.json.encode(schema).decode(), param=where)
+    return schema_grammar(schema, param=where)
+
+
+def schema_grammar(schema: dict[str, Any], *, param: str) -> Grammar:
+    """Has an answer be JSON that fits `schema`."""
+    return Grammar("json", msgspec.json.encode(schema).decode(), param=param)
 
 
 class GenerationBody(msgspec.Struct, kw_only=True):

@@ -140,6 +140,18 @@ class Dialect:
         return {**self._named, "object": self.object, "choices": answered, **_counted(usage)}
 
 
+class FramedDialect(Dialect):
+    """A dialect whose stream has frames of its own, and whose last frame is the end of it."""
+
+    def frames(self, answer: Answer) -> AsyncIterator[Any]:
+        """The objects of the stream."""
+        raise NotImplementedError
+
+    async def folded(self, answer: Answer) -> Any:
+        """The whole answer when it has ended."""
+        raise NotImplementedError
+
+
 def _counted(usage: Usage) -> dict[str, Any]:
     return {"usage": usage.body(), "timings": usage.timings_body()}
 
@@ -221,6 +233,26 @@ async def respond(
         frames=(lambda answer: _frames(answer, dialect, include_usage)) if body.stream else None,
         whole=whole,
         user=body.user or "",
+    )
+
+
+async def respond_framed(
+    request: Request,
+    dialect: FramedDialect,
+    begin: Callable[[], Awaitable[Answer]],
+    *,
+    stream: bool,
+    user: str | None,
+) -> Response | ASGIApp:
+    """Answer `request` in a dialect that has frames of its own."""
+    return await deliver(
+        request,
+        dialect.request_id,
+        begin,
+        frames=dialect.frames if stream else None,
+        whole=dialect.folded,
+        user=user or "",
+        done=b"",
     )
 
 

@@ -16,13 +16,13 @@ from server.generate import Answer, Prompted, text_prompts
 from server.llama import NativeCompletionBody, projected
 from server.reply import Finish, Prefilled, Reason, Text
 from server.routes.common import (
-    Dialect,
+    FramedDialect,
     begun,
     check_model,
-    deliver,
     priority_of,
     read_body,
     request_id_of,
+    respond_framed,
     service_of,
 )
 from server.routes.native import settings_body
@@ -31,7 +31,7 @@ from server.sse import Comment
 ANY_SLOT = -1  # rows have no slot of their own that a client could ask for
 
 
-class NativeDialect(Dialect):
+class NativeDialect(FramedDialect):
     """Writes one answer down; knows the model and the prompts once it has begun."""
 
     def __init__(self, request_id: str, served_name: str, body: NativeCompletionBody) -> None:
@@ -130,12 +130,4 @@ async def completion(request: Request) -> Response | ASGIApp:
         dialect.prompted = prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
         return await begun(service, model, dialect, body, prompted, priority)
 
-    return await deliver(
-        request,
-        dialect.request_id,
-        begin,
-        frames=dialect.frames if body.stream else None,
-        whole=dialect.folded,
-        user=body.user or "",
-        done=b"",
-    )
+    return await respond_framed(request, dialect, begin, stream=body.stream, user=body.user)

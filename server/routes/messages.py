@@ -16,12 +16,12 @@ from server.generate import Answer, Usage
 from server.messages import NAMES, CountBody, MessagesBody
 from server.reply import CallArguments, CallBegun, Finish, Prefilled, Reasoning, Text
 from server.routes.common import (
-    Dialect,
+    FramedDialect,
     check_model,
-    deliver,
     priority_of,
     read_body,
     request_id_of,
+    respond_framed,
     service_of,
 )
 from server.routes.turns import naming, next_turn, prompted_turn
@@ -30,7 +30,7 @@ from server.sse import Comment, Named, unless_gone
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessageDialect(Dialect):
+class MessageDialect(FramedDialect):
     """Writes one message down, block by block."""
 
     def __init__(self, request_id: str, served_name: str) -> None:
@@ -140,15 +140,7 @@ async def messages(request: Request) -> Response | ASGIApp:
         with naming(NAMES):
             return await next_turn(service, dialect, chat, priority)
 
-    return await deliver(
-        request,
-        dialect.request_id,
-        begin,
-        frames=dialect.frames if body.stream else None,
-        whole=dialect.folded,
-        user=chat.user or "",
-        done=b"",
-    )
+    return await respond_framed(request, dialect, begin, stream=body.stream, user=chat.user)
 
 
 async def count_tokens(request: Request) -> Response:

@@ -19,19 +19,19 @@ from server.generate import Answer, Usage
 from server.items import NAMES, Item, ResponsesBody
 from server.reply import CallArguments, CallBegun, Finish, Prefilled, Reason, Reasoning, Text
 from server.routes.common import (
-    Dialect,
+    FramedDialect,
     check_model,
-    deliver,
     priority_of,
     read_body,
     request_id_of,
+    respond_framed,
     service_of,
 )
 from server.routes.turns import naming, next_turn
 from server.sse import Comment, Named
 
 
-class ResponseDialect(Dialect):
+class ResponseDialect(FramedDialect):
     """Writes one response down, item by item. `before` is the conversation that it goes on; it is `kept` when it
     has ended, unless the body says otherwise.
     """
@@ -202,15 +202,7 @@ async def responses(request: Request) -> Response | ASGIApp:
         with naming(NAMES):
             return await next_turn(service, dialect, chat, priority)
 
-    return await deliver(
-        request,
-        dialect.request_id,
-        begin,
-        frames=dialect.frames if body.stream else None,
-        whole=dialect.folded,
-        user=body.user or "",
-        done=b"",
-    )
+    return await respond_framed(request, dialect, begin, stream=body.stream, user=body.user)
 
 
 async def kept_response(request: Request) -> Response:

@@ -18,7 +18,7 @@ from tests.serving import live
 from tests.tiny import write_checkpoint
 
 LONGEST_S = 30.0
-EXAMPLES = 20  # of an operation and mode, before the next has its turn
+EXAMPLES = 5  # of an operation and mode, before the next has its turn
 ANSWERS = (200, 400, 404, 405, 501)
 
 

@@ -389,13 +389,15 @@ class Engine:
         spans, sampled = [], []
         for piece in pieces:
             row = piece.row
-            spans.append(Span(row.storage, row.prefill_tokens[piece.start : piece.stop], sample=piece.is_last))
+            spans.append(
+                Span(row.storage, row.prefill_tokens[piece.start : piece.stop], num_sampled=int(piece.is_last))
+            )
             row.cursor = piece.stop
             if piece.is_last:
                 sampled.append(row)
         for i, row in enumerate(rows):
             tokens = row.output[-1:] if unread is None else unread[i : i + 1]
-            spans.append(Span(row.storage, tokens, sample=True))
+            spans.append(Span(row.storage, tokens, num_sampled=1))
             sampled.append(row)
         masks_of = self._masks.begin(sampled)
         logits = self._forward.run(spans)

@@ -21,6 +21,8 @@ from engine.kernels import functions
 from engine.launches import Launches
 from engine.recorded import RecordedSteps
 
+MAX_STEP_TOKENS = 32  # of one row that a recorded step takes; more are a prompt's
+
 
 class ModeUnfit(Exception):
     """The model's layers keep something that this mode cannot."""
@@ -30,12 +32,12 @@ class ModeUnfit(Exception):
 class Span:
     """A row's next tokens: ids, or an int array `[n]` whose values nobody has read yet.
 
-    `sample` asks for the logits after the last of them.
+    `num_sampled`: behind how many of the last of them logits are wanted.
     """
 
     storage: Any
     tokens: Sequence[int] | mx.array
-    sample: bool
+    num_sampled: int
 
     @property
     def count(self) -> int:
@@ -43,11 +45,10 @@ class Span:
 
     @property
     def is_step(self) -> bool:
-        """Whether this is one known token behind others, whose logits are wanted."""
+        """Whether these are few known tokens behind others, and logits are wanted behind each of them."""
         return (
-            self.sample
-            and not isinstance(self.tokens, mx.array)
-            and len(self.tokens) == 1
+            not isinstance(self.tokens, mx.array)
+            and self.num_sampled == len(self.tokens) <= MAX_STEP_TOKENS
             and self.storage.length > 0
         )
 
@@ -82,7 +83,7 @@ class Forward(Protocol):
         ...
 
     def run(self, spans: Sequence[Span]) -> mx.array:
-        """Logits `[S, vocab]` of the S sampling spans, unevaluated; every span's storage is advanced."""
+        """Logits `[S, vocab]` behind the S sampled tokens, unevaluated; every span's storage is advanced."""
         ...
 
 
@@ -117,8 +118,8 @@ class SpansForward:
                 span.storage.reserve(span.count)
         if self._recorded is None or not all(span.is_step for span in spans):
             return self._run(spans)
-        ids = [int(span.tokens[0]) for span in spans]
-        logits = self._recorded.logits(ids, [span.storage for span in spans], lambda: self._run(spans))
+        steps = [[int(token) for token in span.tokens] for span in spans]
+        logits = self._recorded.logits(steps, [span.storage for span in spans], lambda: self._run(spans))
         if self._recorded.reason is None:
             self.launches.count(f"{_kept(spans)}_recorded", (span.storage for span in spans))
         return logits
@@ -133,9 +134,7 @@ class SpansForward:
         layer: type[SpanLayer] = PagedSpanLayer if _kept(spans) == "paged" else SpanLayer
         caches = _views(spans, lambda layers: layer(batch, layers))
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
-        ends = [
-            place.start + place.count - 1 for place, span in zip(batch.places, spans, strict=True) if span.sample
-        ]
+        ends = [place.start + at for place, span in zip(batch.places, spans, strict=True) for at in _sampled(span)]
         with self._selection.of(ends, axis=0):
             logits: mx.array = self._model(ids, cache=caches)
         _advance(spans)
@@ -180,7 +179,7 @@ class RowsForward:
         for span in spans:
             if id(span) not in logits:
                 logits[id(span)] = self._prefill(span)
-        wanted = [logits[id(span)] for span in spans if span.sample]
+        wanted = [logits[id(span)] for span in spans if span.num_sampled]
         return mx.concatenate(wanted) if wanted else mx.zeros((0, 1))
 
     def _decode(self, spans: Sequence[Span]) -> list[mx.array]:
@@ -201,7 +200,7 @@ class RowsForward:
         return [logits[i : i + 1] for i in range(len(spans))]
 
     def _prefill(self, span: Span) -> mx.array:
-        """Logits `[1, vocab]` of the span's last token, if they are wanted."""
+        """Logits `[num_sampled, vocab]` of the span."""
         caches = _views([span], lambda layers: SequenceLayer(layers[0]))
         logits = _run_alone(self._model, self._selection, span, caches)
         _keep(caches, [span])
@@ -239,8 +238,8 @@ class AloneForward:
 
 
 def _run_alone(model: Any, selection: HeadSelection, span: Span, caches: Sequence[Any]) -> mx.array:
-    """One span as one sequence `[1, n]` over `caches`: logits `[1, vocab]` of its last token, or `[0, vocab]`."""
-    last = [span.count - 1] if span.sample else []
+    """One span as one sequence `[1, n]` over `caches`: logits `[num_sampled, vocab]`."""
+    last = _sampled(span)
     with selection.of(last, axis=1):
         logits: mx.array = model(span.ids()[None], cache=caches)[0]
     _advance([span])
@@ -256,6 +255,11 @@ def _refuse(kinds: Sequence[LayerKind], fits: Callable[[LayerKind], bool]) -> No
 def _kept(spans: Sequence[Span]) -> str:
     """How the rows of one forward are kept: all of them alike."""
     return "paged" if isinstance(spans[0].storage, PagedStorage) else "dense"
+
+
+def _sampled(span: Span) -> list[int]:
+    """Which of its tokens logits are wanted behind."""
+    return list(range(span.count - span.num_sampled, span.count))
 
 
 def _places(spans: Sequence[Span]) -> list[Place]:

@@ -140,9 +140,9 @@ def _run(forward: Forward, vocab_size: int, *, together: bool) -> mx.array:
     short, long = ([(7 * i + n) % vocab_size for i in range(n)] for n in _LENGTHS)
     first, second = forward.open(), forward.open()
     steps = [
-        [Span(first, short, sample=True)],
-        [Span(first, [11 % vocab_size], sample=True), Span(second, long, sample=True)],
-        [Span(second, [13 % vocab_size], sample=True), Span(first, [5 % vocab_size], sample=True)],
+        [Span(first, short, num_sampled=1)],
+        [Span(first, [11 % vocab_size], num_sampled=1), Span(second, long, num_sampled=1)],
+        [Span(second, [13 % vocab_size], num_sampled=1), Span(first, [5 % vocab_size], num_sampled=1)],
     ]
     logits = []
     for spans in steps:

@@ -1,9 +1,9 @@
-"""Decode steps, recorded once for each number of rows and run again as one call of the compiled kernels.
+"""Decode steps, recorded once for each number of tokens and run again as one call of the compiled kernels.
 
-A step of the same rows builds the same graph every time, and MLX hands each of its operations over by itself. A
-recording calls the unmodified model once with ids and positions that nobody knows yet; what it builds is kept as a
-list of tasks (`engine/native/src/program.cpp`). Positions, ids and the rows' storage are its inputs, so nothing of
-the step it was made in stays in it. The first steps are held against plain ones bit for bit.
+A step of as many tokens builds the same graph every time, whichever rows they are of, and MLX hands each of its
+operations over by itself. A recording calls the unmodified model once with ids and positions that nobody knows yet;
+what it builds is kept as a list of tasks (`engine/native/src/program.cpp`). Positions, ids and the rows' storage are
+its inputs, so nothing of the step it was made in stays in it. The first steps are held against plain ones bit for bit.
 """
 
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 NUM_CHECKED = 2
 
-Rows = Sequence[DenseStorage] | Sequence[PagedStorage]
+Rows = Sequence[DenseStorage | PagedStorage]
 
 
 class RecordedSteps:
@@ -37,40 +37,43 @@ class RecordedSteps:
         self._num_checked: Counter[int] = Counter()
         self.reason: str | None = None
 
-    def logits(self, ids: Sequence[int], rows: Rows, plain: Callable[[], mx.array]) -> mx.array:
-        """Logits `[rows, vocab]` after one more token of each row, which is stored; `plain`: the same unrecorded.
+    def logits(self, steps: Sequence[Sequence[int]], rows: Rows, plain: Callable[[], mx.array]) -> mx.array:
+        """Logits `[tokens, vocab]` after each of the rows' next tokens `steps`, which are stored.
 
-        Unrecorded steps are not evaluated.
+        `plain` gives the same unrecorded, and is not evaluated.
         """
-        num_rows = len(rows)
+        counts = [len(step) for step in steps]
+        num_tokens = sum(counts)
         if self.reason is not None:
             return plain()
-        if num_rows not in self._recordings:
+        if num_tokens not in self._recordings:
             try:
-                self._recordings[num_rows] = self._record(num_rows)
+                self._recordings[num_tokens] = self._record(num_tokens)
             except Exception as fault:  # noqa: BLE001 - a model's own code may raise anything, and does without values
                 return self._give_up(f"a step cannot be recorded: {fault}", plain)
-        logits = self._recordings[num_rows].run(ids, *_places(rows))
-        if self._num_checked[num_rows] < NUM_CHECKED:
-            self._num_checked[num_rows] += 1
+        ids = [token for step in steps for token in step]
+        logits = self._recordings[num_tokens].run(ids, *_places(rows, counts))
+        if self._num_checked[num_tokens] < NUM_CHECKED:
+            self._num_checked[num_tokens] += 1
             expected = plain()
             if not mx.array_equal(logits, expected, equal_nan=True):
                 return self._give_up("a recorded step differs from a plain one", lambda: expected)
             return expected
-        for row in rows:
+        for row, count in zip(rows, counts, strict=True):
             for layer in row.attention_layers():
-                layer.wrote(1)
-            row.length += 1
+                layer.wrote(count)
+            row.length += count
         return logits
 
     def profile(self, rows: Rows) -> dict[str, tuple[int, float]]:
         """How often each operation of a recorded step runs, and for how many seconds; nothing is stored."""
-        return self._recordings[len(rows)].profile([0] * len(rows), *_places(rows))
+        ones = [1] * len(rows)
+        return self._recordings[len(rows)].profile([0] * len(rows), *_places(rows, ones))
 
-    def _record(self, num_rows: int) -> native.Recording:
-        batch = Batch([Place(row, 1, 0) for row in range(num_rows)])
-        batch.positions = native.unknown(num_rows)
-        ids = native.unknown(num_rows, 1)
+    def _record(self, num_tokens: int) -> native.Recording:
+        batch = Batch([Place(token, 1, 0) for token in range(num_tokens)])
+        batch.positions = native.unknown(num_tokens)
+        ids = native.unknown(num_tokens, 1)
         numbers: list[int] = []
 
         def attention(layers: Sequence[DenseLayer | PagedLayer]) -> RecordedLayer:
@@ -91,20 +94,21 @@ class RecordedSteps:
         return plain()
 
 
-def _places(rows: Rows) -> tuple[Any, ...]:
-    """Positions, and storage with room for a token of each row, as a recording's run takes them."""
-    positions = [row.length for row in rows]
+def _places(rows: Rows, counts: Sequence[int]) -> tuple[Any, ...]:
+    """Positions, and storage with room for so many tokens of each row, as a recording's run takes them."""
+    positions = [row.length + i for row, count in zip(rows, counts, strict=True) for i in range(count)]
     paged = [row for row in rows if isinstance(row, PagedStorage)]
     if paged:
         pages = paged[0].pages
         tables = [table for same in zip(*(row.tables for row in paged), strict=True) for table in same]
         bases = [table.base for table in tables]
-        return positions, pages.room_for_all(), bases, [table.numbers for table in tables], pages.group_of
+        numbers = [table.numbers for table in tables]
+        return positions, pages.room_for_all(), bases, numbers, pages.group_of, counts
     arrays: list[mx.array] = []
     bases = []
     for same in zip(*(row.attention_layers() for row in rows), strict=True):
-        for layer in same:
-            keys, values, base = layer.room_for_next()
+        for layer, count in zip(same, counts, strict=True):
+            keys, values, base = layer.room_for_next(count)
             arrays += (keys, values)
             bases.append(base)
-    return positions, arrays, bases
+    return positions, arrays, bases, (), (), counts

@@ -102,7 +102,7 @@ class Verifier:
         """Logits `[1, vocab]` after the prompt's last token, evaluated; None while more pieces follow."""
         [piece] = self._plan.pieces([cold], decoding=True)
         cold.storage = cold.storage or self._forward.open_dense()
-        span = Span(cold.storage, cold.request.prompt[piece.start : piece.stop], sample=piece.is_last)
+        span = Span(cold.storage, cold.request.prompt[piece.start : piece.stop], num_sampled=int(piece.is_last))
         logits = self._forward.run([span])
         mx.eval(logits, cold.storage.arrays())
         cold.cursor = piece.stop

@@ -144,6 +144,15 @@ class PagedStorage:
         copies = [table.reserve(self.length, self.length + num_tokens) for table in self.tables]
         self.pages.copy(copies)
 
+    def rewind(self, num_tokens: int) -> None:
+        """Forget the last tokens, of those that the last forward has stored and not all of them.
+
+        The blocks stay: the next tokens come into them.
+        """
+        self.length -= num_tokens
+        for layer in self._leaves:
+            layer.length -= num_tokens
+
     def begin(self, blocks: Sequence[Block], num_tokens: int) -> None:
         """Begin an empty row with these blocks, which hold its first `num_tokens` and stay what they are."""
         assert self.length == 0, "a row that has begun goes on by itself"

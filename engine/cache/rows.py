@@ -92,10 +92,10 @@ class DenseLayer:
         self._reserve(num_tokens, keys, values)
         return self.stored()
 
-    def room_for_next(self) -> tuple[mx.array, mx.array, int]:
-        """The buffers, evaluated, with room for one more token behind those that are stored."""
+    def room_for_next(self, num_tokens: int) -> tuple[mx.array, mx.array, int]:
+        """The buffers, evaluated, with room for so many more tokens behind those that are stored."""
         keys, values, _ = self.stored()
-        self._reserve(1, keys, values)
+        self._reserve(num_tokens, keys, values)
         if self._keys is not keys:
             mx.eval(self.arrays())
         return self.stored()
@@ -114,6 +114,11 @@ class DenseLayer:
     def wrote(self, num_tokens: int) -> None:
         """The next tokens are in the buffers already."""
         self._length += num_tokens
+
+    def rewind(self, num_tokens: int) -> None:
+        """Forget the last tokens, fewer than were stored at once: what a window has let go is not needed again."""
+        self._length -= num_tokens
+        assert self._length >= self._base, "a row is rewound by what it has stored"
 
     def view(self, first_position: int) -> tuple[mx.array, mx.array]:
         """Keys and values from `first_position` to the last stored, in the type that they are stored in."""
@@ -201,6 +206,13 @@ class DenseStorage:
 
     def arrays(self) -> list[mx.array]:
         return [array for leaf in self.leaves() for array in leaf.arrays()]
+
+    def rewind(self, num_tokens: int) -> None:
+        """Forget the last tokens, of those that the last forward has stored and not all of them."""
+        for layer in self.leaves():
+            assert isinstance(layer, DenseLayer), "a recurrent state has nothing to go back to"
+            layer.rewind(num_tokens)
+        self.length -= num_tokens
 
     def free(self) -> None:
         """Nothing is shared: what is not used any more is not there any more."""

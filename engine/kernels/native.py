@@ -235,7 +235,7 @@ def attend_in_recording(
     window: int = 0,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """While a step is recorded: attention of one new token of each row, `[rows, heads, 1, dim]`.
+    """While a step is recorded: attention of the rows' new tokens, `[tokens, heads, 1, dim]`.
 
     `layer` numbers the keys and values that a run is given; `new` is written behind them if `appends`, else it
     shows their shape.
@@ -245,7 +245,7 @@ def attend_in_recording(
 
 
 class Recording:
-    """How `result` follows from `ids` `[rows, 1]` and `positions` `[rows]`, both `unknown`, as one call.
+    """How `result` follows from `ids` `[tokens, 1]` and `positions` `[tokens]`, both `unknown`, as one call.
 
     Raises ValueError where that cannot be recorded. A run gives the bits that a step of MLX's graph gives.
     """
@@ -261,14 +261,16 @@ class Recording:
         bases: Sequence[int],
         tables: Sequence[Any] = (),
         groups: Sequence[int] = (),
+        counts: Sequence[int] = (),
     ) -> mx.array:
         """One step. `storage` are keys and values of each layer and, in it, each row: `[1, heads, capacity, dim]`.
 
         They are evaluated, and written in place; `bases` are the positions that they begin with. With `tables`,
         int32 in a buffer, they are pools of each layer, `[1, heads, blocks of 16, dim]`; `groups` says which group
-        a layer is of, and tables and bases are those of each group and, in it, each row.
+        a layer is of, and tables and bases are those of each group and, in it, each row. `counts` says how many of
+        the tokens are each row's, where that is not one.
         """
-        result: mx.array = self._program.run(ids, positions, storage, bases, tables, groups)
+        result: mx.array = self._program.run(ids, positions, storage, bases, tables, groups, counts)
         return result
 
     def profile(
@@ -279,9 +281,12 @@ class Recording:
         bases: Sequence[int],
         tables: Sequence[Any] = (),
         groups: Sequence[int] = (),
+        counts: Sequence[int] = (),
     ) -> dict[str, tuple[int, float]]:
         """One step on this thread alone: how often each operation ran, and for how many seconds in all."""
-        times: dict[str, tuple[int, float]] = self._program.profile(ids, positions, storage, bases, tables, groups)
+        times: dict[str, tuple[int, float]] = self._program.profile(
+            ids, positions, storage, bases, tables, groups, counts
+        )
         return times
 
     @property

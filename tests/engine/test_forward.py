@@ -94,7 +94,7 @@ def test_the_head_runs_only_where_logits_are_needed(open_model, tied, monkeypatc
         return select(self, hidden)
 
     monkeypatch.setattr(adapter.HeadSelection, "select", watched)
-    forward.run([Span(forward.open(), [1, 2, 3, 4], sample=False), Span(forward.open(), [5, 6], sample=True)])
+    forward.run([Span(forward.open(), [1, 2, 3, 4], num_sampled=0), Span(forward.open(), [5, 6], num_sampled=1)])
     assert seen == [(6, 1)]
 
 

@@ -105,7 +105,7 @@ def test_a_kept_verdict_gives_the_same_forward(tmp_path, family):
     forward, verdict = probe(load_model(checkpoint)[0], VOCAB_SIZE)
     again = forward_of(load_model(checkpoint)[0], VOCAB_SIZE, verdict)
     assert (type(again), again.name, again.on_grid) == (type(forward), forward.name, forward.on_grid)
-    logits = [each.run([Span(each.open(), [1, 2, 3], sample=True)]) for each in (forward, again)]
+    logits = [each.run([Span(each.open(), [1, 2, 3], num_sampled=1)]) for each in (forward, again)]
     assert mx.array_equal(*logits)
 
 

@@ -3,6 +3,7 @@
 import mlx.core as mx
 import pytest
 
+from engine.cache.pages import Pages
 from engine.forward import Span, SpansForward
 from engine.kernels import leaves, native
 from engine.recorded import NUM_CHECKED
@@ -32,11 +33,11 @@ def steps(forward: SpansForward, lengths: list[int], num_steps: int) -> list[mx.
     rows = [forward.open() for _ in lengths]
     for row, length in zip(rows, lengths, strict=True):
         prompt = [(7 * i + length) % VOCAB_SIZE for i in range(length)]
-        mx.eval(forward.run([Span(row, prompt, sample=True)]), *row.arrays())
+        mx.eval(forward.run([Span(row, prompt, num_sampled=1)]), *row.arrays())
     logits = []
     for step in range(num_steps):
         spans = [
-            Span(row, [(11 * step + length) % VOCAB_SIZE], True) for row, length in zip(rows, lengths, strict=True)
+            Span(row, [(11 * step + length) % VOCAB_SIZE], 1) for row, length in zip(rows, lengths, strict=True)
         ]
         logits.append(forward.run(spans))
         mx.eval(logits, *(row.arrays() for row in rows))
@@ -54,6 +55,40 @@ def test_a_recorded_step_is_a_plain_one(name, lengths):
         assert mx.array_equal(one, other)
     assert recorded._recorded is not None
     assert recorded._recorded.reason is None
+
+
+@pytest.mark.parametrize("paged", [False, True], ids=["dense", "paged"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "hunyuan"])
+def test_several_tokens_of_a_row_are_one_after_the_other(name, paged):
+    """Rows bring one token or several, some of which are forgotten again; a window is passed on the way."""
+    together, plain = forward_of(name), forward_of(name)
+    plain._recorded = None
+    if paged:
+        together.pages = Pages(together.kinds, together.cache_dtype)
+    counts = [(1, 4), (4, 1), (3, 3), (2, 5), (6, 1)]
+    rows, others = ([forward.open() for _ in range(2)] for forward in (together, plain))
+    for forward, opened in ((together, rows), (plain, others)):
+        for row, length in zip(opened, (7, 21), strict=True):
+            mx.eval(forward.run([Span(row, list(range(length)), 1)]), *row.arrays())
+    for step in range(25):
+        tokens = [[(11 * step + 3 * i) % VOCAB_SIZE for i in range(count)] for count in counts[step % 5]]
+        logits = together.run([Span(row, ids, len(ids)) for row, ids in zip(rows, tokens, strict=True)])
+        mx.eval(logits, *(row.arrays() for row in rows))
+        forgotten = [step % len(ids) for ids in tokens]
+        expected = []
+        for row, ids, count in zip(others, tokens, forgotten, strict=True):
+            for at, token in enumerate(ids):
+                expected.append(plain.run([Span(row, [token], 1)]))
+                mx.eval(expected[-1], *row.arrays())
+                if at == len(ids) - count - 1:
+                    break
+            expected += [None] * count
+        for one, other in zip(logits, expected, strict=True):
+            assert other is None or mx.array_equal(one, other[0])
+        for row, count in zip(rows, forgotten, strict=True):
+            row.rewind(count)
+        assert [row.length for row in rows] == [row.length for row in others]
+    assert together._recorded.reason is None
 
 
 def test_storage_grows_under_a_recording():

@@ -26,8 +26,9 @@ namespace {
 using Table = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 mlxcel::Storage storage_of(const std::vector<mlx::core::array>& arrays, const std::vector<int64_t>& bases,
-                           const std::vector<Table>& tables, const std::vector<int64_t>& groups) {
-  mlxcel::Storage storage{arrays, bases, {}, groups};
+                           const std::vector<Table>& tables, const std::vector<int64_t>& groups,
+                           const std::vector<int64_t>& counts) {
+  mlxcel::Storage storage{arrays, bases, {}, groups, counts};
   for (const Table& table : tables) storage.tables.push_back({table.data(), int64_t(table.shape(0))});
   return storage;
 }
@@ -68,16 +69,20 @@ NB_MODULE(mlxcel_native, m) {
            "positions"_a, "result"_a, "num_layers"_a)
       .def("run", [](mlxcel::Program& program, const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
                      const std::vector<mlx::core::array>& storage, const std::vector<int64_t>& bases,
-                     const std::vector<Table>& tables, const std::vector<int64_t>& groups) {
-        mlxcel::Storage all = storage_of(storage, bases, tables, groups);
+                     const std::vector<Table>& tables, const std::vector<int64_t>& groups,
+                     const std::vector<int64_t>& counts) {
+        mlxcel::Storage all = storage_of(storage, bases, tables, groups, counts);
         nb::gil_scoped_release released;
         return program.run(ids, positions, all);
-      }, "ids"_a, "positions"_a, "storage"_a, "bases"_a, "tables"_a = nb::make_tuple(), "groups"_a = nb::make_tuple())
+      }, "ids"_a, "positions"_a, "storage"_a, "bases"_a, "tables"_a = nb::make_tuple(), "groups"_a = nb::make_tuple(),
+         "counts"_a = nb::make_tuple())
       .def("profile", [](mlxcel::Program& program, const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
                          const std::vector<mlx::core::array>& storage, const std::vector<int64_t>& bases,
-                         const std::vector<Table>& tables, const std::vector<int64_t>& groups) {
-        return program.profile(ids, positions, storage_of(storage, bases, tables, groups));
-      }, "ids"_a, "positions"_a, "storage"_a, "bases"_a, "tables"_a = nb::make_tuple(), "groups"_a = nb::make_tuple())
+                         const std::vector<Table>& tables, const std::vector<int64_t>& groups,
+                         const std::vector<int64_t>& counts) {
+        return program.profile(ids, positions, storage_of(storage, bases, tables, groups, counts));
+      }, "ids"_a, "positions"_a, "storage"_a, "bases"_a, "tables"_a = nb::make_tuple(), "groups"_a = nb::make_tuple(),
+         "counts"_a = nb::make_tuple())
       .def_prop_ro("num_phases", &mlxcel::Program::num_phases)
       .def_prop_ro("foreign", &mlxcel::Program::foreign);
   m.def("unknown", [](const std::vector<int>& shape) {

@@ -55,8 +55,9 @@ class AttendInProgram : public Kernel {
       attend->prepare(call, rows->layers[layer].spans);
     });
     int64_t few = inputs[0].shape(0) * call.num_heads * call.value_dim;
-    return {{0, 0, kSoloCost, [attend](int64_t i) { attend->run(i); }, [attend] { return attend->num_tasks(); }},
-            {1, 0, few, [attend](int64_t i) { attend->merge(i); }, [attend] { return attend->num_merges(); }}};
+    return {{0, 0, 0, [attend](int64_t i) { attend->append(i); }, [attend] { return attend->num_appends(); }},
+            {1, 0, kSoloCost, [attend](int64_t i) { attend->run(i); }, [attend] { return attend->num_tasks(); }},
+            {2, 0, few, [attend](int64_t i) { attend->merge(i); }, [attend] { return attend->num_merges(); }}};
   }
 
   const char* name() const override { return "MlxcelAttendInProgram"; }
@@ -72,8 +73,8 @@ class AttendInProgram : public Kernel {
   // Notes what storage this attention can read.
   void admit(LiveRows& live, const std::vector<mx::array>& inputs) const {
     const mx::array &keys = inputs[1], &values = inputs[2];
-    expect(keys.shape(0) == int(live.num_rows) && layer_ >= 0 && layer_ < int(live.layers.size()),
-           "an attention has other rows or layers than the step");
+    expect(keys.shape(0) == int(live.num_tokens) && layer_ >= 0 && layer_ < int(live.layers.size()),
+           "an attention has other tokens or layers than the step");
     LiveLayer& layer = live.layers[layer_];
     expect(!layer.reach || (layer.heads == keys.shape(1) && layer.key_dim == keys.shape(3) &&
                             layer.value_dim == values.shape(3)),
@@ -134,9 +135,8 @@ class Program::Recorded {
  public:
   Recorded(const mx::array& ids, const mx::array& positions, const mx::array& result, int num_layers)
       : ids_(filled(ids)), positions_(filled(positions)), result_(result) {
-    live_.num_rows = positions.size();
+    live_.num_tokens = positions.size();
     live_.layers.resize(num_layers);
-    for (LiveLayer& layer : live_.layers) layer.spans.resize(positions.size());
     expect(ids.dtype() == mx::int32 && positions.dtype() == mx::int32, "ids and positions are int32");
     for (bool planned : {false, true}) {
       known_.clear();
@@ -412,8 +412,8 @@ class Program::Recorded {
   }
 
   void place(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions, const Storage& storage) {
-    size_t rows = live_.num_rows;
-    expect(ids.size() == rows && positions.size() == rows, "a step takes as many rows as were recorded");
+    size_t tokens = live_.num_tokens;
+    expect(ids.size() == tokens && positions.size() == tokens, "a step takes as many tokens as were recorded");
     std::copy(ids.begin(), ids.end(), ids_.data<int32_t>());
     std::copy(positions.begin(), positions.end(), positions_.data<int32_t>());
     mx::Dtype type = storage.arrays.empty() ? mx::float32 : storage.arrays[0].dtype();
@@ -422,24 +422,42 @@ class Program::Recorded {
     for (const mx::array& each : storage.arrays)
       expect(each.is_available() && each.dtype() == type && each.flags().row_contiguous && each.ndim() == 4,
              "a row's storage lies densely and is all of one type");
-    storage.tables.empty() ? place_dense(positions, storage) : place_paged(positions, storage);
+    std::vector<Span> rows = rows_of(positions, storage.counts);
+    for (LiveLayer& layer : live_.layers) layer.spans = rows;
+    storage.tables.empty() ? place_dense(storage) : place_paged(storage);
     for (auto& prepare : shelf_.before_run) prepare();
     for (Phase& phase : phases_) phase.recount();
   }
 
-  void place_dense(const std::vector<int32_t>& positions, const Storage& storage) {
-    size_t rows = live_.num_rows, pairs = rows * live_.layers.size();
+  // Which tokens of the step are whose, without storage yet.
+  static std::vector<Span> rows_of(const std::vector<int32_t>& positions, const std::vector<int64_t>& counts) {
+    std::vector<Span> rows;
+    int64_t start = 0, tokens = positions.size(), num_rows = counts.empty() ? tokens : counts.size();
+    for (int64_t row = 0; row < num_rows; row++) {
+      int64_t count = counts.empty() ? 1 : counts[row];
+      expect(count > 0 && count <= tokens - start, "the rows have other tokens than the step");
+      rows.push_back({start, count, positions[start], 0, nullptr, nullptr, 0, nullptr});
+      for (int64_t i = 1; i < count; i++)
+        expect(positions[start + i] == positions[start] + i, "the tokens of a row follow each other");
+      start += count;
+    }
+    expect(start == tokens, "the rows have other tokens than the step");
+    return rows;
+  }
+
+  void place_dense(const Storage& storage) {
+    size_t rows = live_.layers.empty() ? 0 : live_.layers[0].spans.size(), pairs = rows * live_.layers.size();
     expect(storage.bases.size() == pairs && storage.arrays.size() == 2 * pairs,
            "a step takes as many layers as were recorded");
     for (size_t i = 0; i < pairs; i++) {
       const mx::array &keys = storage.arrays[2 * i], &values = storage.arrays[2 * i + 1];
-      place(live_.layers[i / rows], i % rows, positions[i % rows], storage.bases[i], keys, values, keys.shape(2), nullptr);
+      place(live_.layers[i / rows], i % rows, storage.bases[i], keys, values, keys.shape(2), nullptr);
     }
   }
 
-  void place_paged(const std::vector<int32_t>& positions, const Storage& storage) {
-    size_t rows = live_.num_rows, layers = live_.layers.size();
-    expect(storage.groups.size() == layers && storage.arrays.size() == 2 * layers &&
+  void place_paged(const Storage& storage) {
+    size_t layers = live_.layers.size(), rows = layers ? live_.layers[0].spans.size() : 0;
+    expect(rows > 0 && storage.groups.size() == layers && storage.arrays.size() == 2 * layers &&
                storage.tables.size() == storage.bases.size() && storage.tables.size() % rows == 0,
            "a step takes as many layers as were recorded, and a table of each row for each group of them");
     for (size_t i = 0; i < layers; i++) {
@@ -456,22 +474,27 @@ class Program::Recorded {
           for (int64_t block = 0; block < table.count; block++)
             expect(table.blocks[block] >= 0 && table.blocks[block] < keys.shape(2) / kPage,
                    "a table names a block that the pool does not have");
-        place(live_.layers[i], row, positions[row], base, keys, values, table.count * kPage, table.blocks);
+        place(live_.layers[i], row, base, keys, values, table.count * kPage, table.blocks);
       }
     }
   }
 
-  static void place(LiveLayer& layer, int64_t row, int64_t position, int64_t base, const mx::array& keys,
-                    const mx::array& values, int64_t capacity, const int32_t* table) {
+  static void place(LiveLayer& layer, int64_t row, int64_t base, const mx::array& keys, const mx::array& values,
+                    int64_t capacity, const int32_t* table) {
     expect(keys.shape(0) == 1 && values.shape(0) == 1 && keys.shape(2) == values.shape(2) &&
                (!layer.reach || (keys.shape(1) == layer.heads && values.shape(1) == layer.heads &&
                                  keys.shape(3) == layer.key_dim && values.shape(3) == layer.value_dim)),
            "a row's storage has another shape than its keys and values");
-    expect(base >= 0 && base <= position && position - base < capacity, "a row's storage has no room for its next token");
-    expect(base <= std::max<int64_t>(0, position + 1 - layer.reach), "a row's storage begins after what it sees");
+    Span& span = layer.spans[row];
+    expect(base >= 0 && base <= span.position && span.position + span.count - base <= capacity,
+           "a row's storage has no room for its next tokens");
+    expect(base <= std::max<int64_t>(0, span.position + 1 - layer.reach), "a row's storage begins after what it sees");
+    span.base = base;
     // The data is written to, whoever else refers to it.
-    void *k = const_cast<char*>(keys.data<char>()), *v = const_cast<char*>(values.data<char>());
-    layer.spans[row] = {row, 1, position, base, k, v, keys.shape(2), table};
+    span.keys = const_cast<char*>(keys.data<char>());
+    span.values = const_cast<char*>(values.data<char>());
+    span.capacity = keys.shape(2);
+    span.table = table;
   }
 
   void take_part(bool is_caller) {

@@ -1,4 +1,4 @@
-// A decode step, recorded once and run again as one call.
+// A decode step of so many tokens, recorded once and run again as one call.
 #pragma once
 
 #include <map>
@@ -14,7 +14,7 @@ namespace mlxcel {
 // What a step writes to and reads from. Dense: keys and values by layer and row, [1, heads, capacity, dim], and the
 // position that each of these pairs begins with. Paged, where there are tables: keys and values by layer,
 // [1, heads, blocks of kPage, dim]; of each layer its group; and by group and row the table of blocks and the position that
-// it begins with, a multiple of kPage.
+// it begins with, a multiple of kPage. `counts` says how many tokens each row brings; empty: one.
 struct Storage {
   struct Table {
     const int32_t* blocks;
@@ -25,17 +25,19 @@ struct Storage {
   std::vector<int64_t> bases;
   std::vector<Table> tables = {};
   std::vector<int64_t> groups = {};
+  std::vector<int64_t> counts = {};
 };
 
 class Program {
  public:
-  // Records how `result` follows from `ids` and `positions`, int32 [rows, 1] and [rows] that nobody has computed.
+  // Records how `result` follows from `ids` and `positions`, int32 [tokens, 1] and [tokens] that nobody has computed.
   // Throws std::invalid_argument where that cannot be recorded.
   Program(const mlx::core::array& ids, const mlx::core::array& positions, const mlx::core::array& result,
           int num_layers);
   ~Program();
 
-  // One step, of a token of each row, written into storage in place. Runs on the calling thread and the pool's.
+  // One step, of tokens that follow each other in each row, written into storage in place. Runs on the calling thread
+  // and the pool's.
   mlx::core::array run(const std::vector<int32_t>& ids, const std::vector<int32_t>& positions,
                        const Storage& storage);
 
@@ -51,8 +53,8 @@ class Program {
   std::unique_ptr<Recorded> recorded_;
 };
 
-// In a recording: the attention of a layer over rows that `run` will be given, one new token each. `keys` and `values`
-// are appended first, or show how those look that the layer already has.
+// In a recording: the attention of a layer over rows that `run` will be given. `keys` and `values` of their new tokens are
+// appended first, or show how those look that the layer already has.
 mlx::core::array attend_in_program(const mlx::core::array& queries, const mlx::core::array& keys,
                                    const mlx::core::array& values, bool appends, int layer, float scale,
                                    int64_t window, const std::optional<mlx::core::array>& sinks);

@@ -32,9 +32,9 @@ struct LiveLayer {
   std::vector<Span> spans;
 };
 
-// What changes from step to step of a recording: each row's next token, and where a layer's keys and values are.
+// What changes from step to step of a recording: which rows its tokens are of, and where a layer's keys and values are.
 struct LiveRows {
-  size_t num_rows = 0;
+  size_t num_tokens = 0;
   Type type = Type::float32;
   std::vector<LiveLayer> layers;
 };

@@ -41,6 +41,34 @@ def queries_of(ids, num_heads=1):
     return native.embed(ids, mx.ones((4, num_heads * DIM))).reshape(ids.shape[0], num_heads, 1, DIM)
 
 
+@pytest.mark.parametrize("count", [3, 40], ids=["stored where they attend", "stored before"])
+def test_tokens_of_one_row_are_steps_of_it(count):
+    """Of many tokens of a row, those of 32 and more here, all are stored before any attends."""
+    ids = [(5 * i + 2) % VOCAB_SIZE for i in range(count)]
+    together, alone = storage(), storage()
+    logits = recorded(num_rows=count, num_layers=1).run(ids, list(range(count)), together, [0], counts=[count])
+    one = recorded()
+    expected = [one.run([token], [at], alone, [0]) for at, token in enumerate(ids)]
+    assert mx.array_equal(logits, mx.concatenate(expected))
+    assert all(mx.array_equal(*pair) for pair in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("positions", "counts", "why"),
+    [
+        ([0, 1], [1], "other tokens than the step"),
+        ([0, 1], [3], "other tokens than the step"),
+        ([0, 1], [0, 2], "other tokens than the step"),
+        ([0, 2], [2], "follow each other"),
+        ([CAPACITY - 1, CAPACITY], [2], "no room"),
+    ],
+    ids=str,
+)
+def test_rows_that_do_not_fit_the_step_are_refused(positions, counts, why):
+    with pytest.raises(ValueError, match=why):
+        recorded(num_rows=2).run([3, 4], positions, storage(), [0], counts=counts)
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -88,7 +116,7 @@ def test_an_attention_of_no_layer_is_refused(num_rows, num_layers, layer):
     ids, positions = native.unknown(num_rows, 1), native.unknown(num_rows)
     queries = queries_of(ids)
     attended = native.attend_in_recording(queries, (queries, queries), True, layer, 0.3)
-    with pytest.raises(ValueError, match="other rows or layers"):
+    with pytest.raises(ValueError, match="other tokens or layers"):
         native.Recording(ids, positions, attended.reshape(num_rows, DIM), num_layers)
 
 
@@ -96,7 +124,7 @@ def test_an_attention_of_other_rows_is_refused():
     ids, positions = native.unknown(300, 1), native.unknown(1)
     queries = queries_of(ids)
     attended = native.attend_in_recording(queries, (queries, queries), True, 0, 0.3)
-    with pytest.raises(ValueError, match="other rows or layers"):
+    with pytest.raises(ValueError, match="other tokens or layers"):
         native.Recording(ids, positions, attended.reshape(300, DIM), 1)
 
 

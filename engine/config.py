@@ -8,7 +8,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, cast
 
 from engine.errors import ConfigError
 from engine.request import Loops, Sampling
@@ -16,6 +16,9 @@ from engine.size import AUTO, Bound, Size
 
 STORAGE_BACKENDS = ("auto", "dense", "paged")
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
+DRAFT_KINDS = ("auto", "draft", "prompt-lookup", "mtp")
+Drafting = Literal["none", "draft", "prompt-lookup", "mtp"]
+MAX_DRAFT_BLOCK = 31  # with a row's last token, what a recorded step takes
 GREEDY = Sampling(temperature=0.0)
 LOOPS = (1, 20, 12)  # shortest, longest and count of what is a loop, where only "on" is said
 SERVE_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -133,6 +136,21 @@ class EngineConfig:
         "tokens of one forward that takes decode rows and prompt pieces together; 0: they take turns",
         minimum=0,
     )
+    draft_kind: str = setting(
+        "auto",
+        "who proposes tokens that one step verifies together; prompt-lookup: what followed the last ones before; "
+        "draft: the draft model; mtp: the checkpoint's own extra heads; auto: a draft model, if there is one",
+        choices=DRAFT_KINDS,
+    )
+    draft_model: Path | None = setting(
+        None, "a smaller model of the same tokenizer that drafts: a folder, or a name as of MODEL"
+    )
+    draft_block_size: int = setting(
+        7, "most draft tokens that one step verifies", minimum=1, maximum=MAX_DRAFT_BLOCK
+    )
+    prompt_lookup_max_batch: int = setting(
+        2, "requests that may run at once for prompt lookup to draft", minimum=1
+    )
     lookahead: bool | None = setting(
         None, "submit a step before the last is read; None: where it gains", flag=False
     )
@@ -191,7 +209,7 @@ class EngineConfig:
             raise ConfigError("n_predict", "n_predict must be -1 (no bound) or at least 1, not 0")
         if self.no_batch and self.parallel > 1:
             raise ConfigError("no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}")
-        _ = self.loops  # for what it raises
+        _ = self.loops, self.drafting  # for what they raise
 
     @property
     def loops(self) -> Loops | None:
@@ -208,6 +226,20 @@ class EngineConfig:
                 f"loop_detection must be off, on or MIN,MAX,COUNT (such as 1,20,12), not {self.loop_detection}",
             )
         return Loops(shortest, longest, count)
+
+    @property
+    def drafting(self) -> Drafting:
+        """Who proposes tokens. Raises ConfigError where that does not fit together."""
+        kind = self.draft_kind
+        if self.draft_model is not None and kind not in ("auto", "draft"):
+            raise ConfigError(
+                "draft_kind", f"draft_kind {kind} has no use for a draft_model; leave one of them out"
+            )
+        if kind == "draft" and self.draft_model is None:
+            raise ConfigError("draft_model", "draft_kind draft needs a draft_model")
+        if kind == "auto":
+            return "none" if self.draft_model is None else "draft"
+        return cast(Drafting, kind)
 
     def context_length(self, of_model: int) -> int:
         """The context in tokens for a model made for `of_model` of them. Raises ConfigError when more is asked."""

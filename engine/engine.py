@@ -7,7 +7,8 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import MappingProxyType
 
 import mlx.core as mx
 
@@ -15,6 +16,7 @@ from engine.cache import adapter, dtype
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ContextLengthExceeded, MlxcelError, NeverFits, StepFailed
 from engine.finish import FinishStep
+from engine.flight import InFlight
 from engine.forward import Forward, Span
 from engine.kernels import functions, native, portable
 from engine.model.load import LoadedModel, load
@@ -26,8 +28,9 @@ from engine.room import Room
 from engine.sample.chain import sample
 from engine.sample.force import force
 from engine.sample.grammar import Grammars, Masks
-from engine.sample.measure import Measures, measure
+from engine.sample.measure import Measured, measure
 from engine.sample.state import Draw, SamplerState, draw_of
+from engine.speculate.choose import drafts_of
 from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from engine.text.tokens import tokens_of
@@ -37,23 +40,6 @@ from engine.verify import Verifier
 log = logging.getLogger(__name__)
 
 Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A submitted forward: its pieces, the rows that get a token from it, the unread tokens `[B]`, and what is
-    told of them.
-
-    `hits` are the places among the rows of those that are to be verified, with their draws and logits `[vocab]`;
-    `faults` are why rows among them get none.
-    """
-
-    pieces: tuple[Piece, ...]
-    rows: tuple[Row, ...]
-    tokens: mx.array
-    measures: Measures
-    hits: tuple[tuple[int, Draw, mx.array], ...] = ()
-    faults: Mapping[Row, MlxcelError] = field(default_factory=dict)
 
 
 class Engine:
@@ -117,8 +103,11 @@ class Engine:
             lambda logits, draws: self._sample(logits, draws),
             exact=compiled and self._forward.name == "spans",
         )
-        self._lookahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
-        self._in_flight: _InFlight | None = None
+        self.drafts = drafts_of(config, mode=verdict.mode, model_type=str(loaded.config.get("model_type")))
+        # What a row drafts follows from its last token, which a step submitted ahead does not know.
+        ahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
+        self._lookahead = ahead and config.drafting == "none"
+        self._in_flight: InFlight | None = None
         self._events: list[Event] = []
         self.lookahead_steps = 0
         self.notes = (
@@ -244,7 +233,7 @@ class Engine:
         finally:
             self._read()
         live = tuple(row for row in tick.decode if row.finish_reason is None)
-        self._in_flight = self._submit(tick.prefill, live)
+        self._in_flight = self._submit(tick.prefill, live, drafts={d.row: d.tokens for d in tick.drafts})
         events = self.finish_rows()
         if tick.prefill:
             self._give_buffers_back()
@@ -265,23 +254,47 @@ class Engine:
         for piece in flying.pieces:
             self._events.append(Progress(piece.row, piece.stop, len(piece.row.prefill_tokens)))
             self.prompts.stored(piece.row)
-        for row, token, measured in zip(flying.rows, tokens, flying.measures.read(tokens), strict=True):
-            if row.finish_reason is None:
-                fault = flying.faults.get(row)
-                if fault is not None:
-                    self._events.append(self._fail_row(row, fault))
-                    continue
-                self._events.append(self._finish_row(row, token, now_s, measured.logprob))
-                if measured.surprise is not None:
-                    row.sampler.observe(row.request.sampling, measured.surprise)
+        measured = flying.measures.read(tokens)
+        num_taken, at = {}, 0
+        for row in flying.rows:
+            fault, num_draws = flying.faults.get(row), 1 + len(flying.drafts.get(row, ()))
+            if row.finish_reason is None and fault is not None:
+                self._events.append(self._fail_row(row, fault))
+            drawn = zip(tokens[at : at + num_draws], measured[at : at + num_draws], strict=True)
+            num_taken[row] = self._take(row, flying.drafts.get(row, ()), drawn, now_s)
+            at += num_draws
         for i, draw, logits in flying.hits:
             self.verifier.take(flying.rows[i], draw, logits, tokens[i])
         for row in flying.rows:
             if row.finish_reason is None:
-                self.prompts.stepped(row)
+                self.prompts.stepped(row, num_taken[row])
             else:
                 self.prompts.ended(row)
                 self.release(row)
+
+    def _take(self, row: Row, draft: Sequence[int], drawn: Iterable[tuple[int, Measured]], now_s: float) -> int:
+        """Put what was drawn through the finish step: the row's next token, and those behind tokens of its
+        `draft` for as long as these are what it drew. The rest is forgotten. How many tokens are new.
+
+        An accepted token is the row's own draw at its place, so what comes out is what plain steps give.
+        """
+        if draft:
+            row.drafts.add(len(draft), 0)
+        num_taken = 0
+        for token, measured in drawn:
+            if row.finish_reason is not None or (num_taken and row.forced):
+                break
+            if num_taken:
+                row.drafts.accepted += 1
+            self._events.append(self._finish_row(row, token, now_s, measured.logprob))
+            if measured.surprise is not None:
+                row.sampler.observe(row.request.sampling, measured.surprise)
+            num_taken += 1
+            if num_taken > len(draft) or token != draft[num_taken - 1]:
+                break
+        if draft and row.storage is not None:
+            row.storage.rewind(1 + len(draft) - max(num_taken, 1))
+        return num_taken
 
     def _unheard(self) -> list[Event]:
         """The events that nobody was given yet: those of a step outlive the failure of the next one."""
@@ -383,9 +396,15 @@ class Engine:
         return rows, self._unheard()
 
     def _submit(
-        self, pieces: tuple[Piece, ...], rows: tuple[Row, ...], unread: mx.array | None = None
-    ) -> _InFlight:
-        """Build and submit one forward. `unread` `[len(rows)]` stands for last tokens that are not read yet."""
+        self,
+        pieces: tuple[Piece, ...],
+        rows: tuple[Row, ...],
+        unread: mx.array | None = None,
+        drafts: Mapping[Row, tuple[int, ...]] = MappingProxyType({}),
+    ) -> InFlight:
+        """Build and submit one forward. `unread` `[len(rows)]` stands for last tokens that are not read yet;
+        `drafts` is what some of `rows` go on with, if their draws are that.
+        """
         spans, sampled = [], []
         for piece in pieces:
             row = piece.row
@@ -396,8 +415,9 @@ class Engine:
             if piece.is_last:
                 sampled.append(row)
         for i, row in enumerate(rows):
-            tokens = row.output[-1:] if unread is None else unread[i : i + 1]
-            spans.append(Span(row.storage, tokens, num_sampled=1))
+            draft = drafts.get(row, ())
+            tokens = [*row.output[-1:], *draft] if unread is None else unread[i : i + 1]
+            spans.append(Span(row.storage, tokens, num_sampled=1 + len(draft)))
             sampled.append(row)
         masks_of = self._masks.begin(sampled)
         logits = self._forward.run(spans)
@@ -405,9 +425,12 @@ class Engine:
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
         masks, faults = masks_of() if masks_of else ({}, {})
         ahead = 0 if unread is None else 1  # rows that are unread come without pieces
-        draws = [draw_of(row, ahead, masks.get(row)) for row in sampled]
-        drawn = force(self._sample(logits, draws), sampled) if sampled else mx.zeros((0,), mx.int32)
-        measures = measure(logits, drawn, draws, [row.request.top_logprobs for row in sampled])
+        behind = [(row, at) for row in sampled for at in range(1 + len(drafts.get(row, ())))]
+        draws = [draw_of(row, ahead, masks.get(row), drafted=drafts[row][:at] if at else ()) for row, at in behind]
+        drawn = (
+            force(self._sample(logits, draws), [row for row, _ in behind]) if sampled else mx.zeros((0,), mx.int32)
+        )
+        measures = measure(logits, drawn, draws, [row.request.top_logprobs for row, _ in behind])
         hits = tuple(
             (i, draws[i], logits[i])
             for i, piece in enumerate(piece for piece in pieces if piece.is_last)
@@ -419,7 +442,7 @@ class Engine:
             mx.async_eval(results)  # type: ignore[no-untyped-call]
         else:
             mx.eval(results)
-        return _InFlight(pieces, tuple(sampled), drawn, measures, hits, faults)
+        return InFlight(pieces, tuple(sampled), drafts, drawn, measures, hits, faults)
 
     def _open(self, row: Row, start: int) -> None:
         """Let `row` go on at `start`: with the storage it has, with an empty one, or behind adopted tokens."""

@@ -133,6 +133,9 @@ class FinishStep:
             cache_n=row.num_cached,
             cache_miss=row.cache_miss,
             reasoning_n=text.num_reasoning,
+            draft_rounds=row.drafts.rounds,
+            draft_n=row.drafts.proposed,
+            draft_accepted=row.drafts.accepted,
         )
         return Output(row, token, said, reason, timings, logprobs, shown)
 

@@ -288,6 +288,7 @@ class EngineLoop:
             max_batch_size=self.config.max_batch_size,
             grant_interval=self.config.prefill_grant_interval,
             memory=engine.memory,
+            drafts=engine.drafts,
             preempts=self.config.enable_preemption,
         )
         warm_ups = self._warm_ups = WarmUps(engine, scheduler.plan)
@@ -386,8 +387,11 @@ class EngineLoop:
             log.exception("a step of %d rows failed", len(tick.rows))
             return self._fail(engine, tick, fault)
         self._faults_in_a_row = 0
+        seconds = time.perf_counter() - started_s
         if tick.prefill:
-            scheduler.plan.measured(tick.prefill_tokens + len(tick.decode), time.perf_counter() - started_s)
+            scheduler.plan.measured(tick.prefill_tokens + len(tick.decode), seconds)
+        elif tick.decode:
+            scheduler.drafts.measured(tick, seconds)
         return events
 
     def _fail(self, engine: "Engine", tick: Tick, fault: Exception) -> list[Event]:

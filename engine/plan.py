@@ -38,14 +38,27 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that `row` may go on with behind its last one; one forward verifies them all. Where the
+    `num_tokens` of them are not given, the engine's draft model has them.
+    """
+
+    row: Row
+    num_tokens: int
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
-    """What one forward does: prefill pieces, decode rows, or both. `preempt` are rows that give their storage back
-    and wait; a tick with such rows does nothing else, so that what is planned rests on what was freed.
+    """What one forward does: prefill pieces, decode rows, or both. `drafts` are of rows that decode. `preempt` are
+    rows that give their storage back and wait; a tick with such rows does nothing else, so that what is planned
+    rests on what was freed.
     """
 
     prefill: tuple[Piece, ...] = ()
     decode: tuple[Row, ...] = ()
     preempt: tuple[Row, ...] = ()
+    drafts: tuple[Draft, ...] = ()
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -54,6 +67,11 @@ class Tick:
     @property
     def prefill_tokens(self) -> int:
         return sum(piece.num_tokens for piece in self.prefill)
+
+    @property
+    def decode_tokens(self) -> int:
+        """The rows' last tokens and what they have drafted."""
+        return len(self.decode) + sum(draft.num_tokens for draft in self.drafts)
 
     def __bool__(self) -> bool:
         return bool(self.prefill or self.decode or self.preempt)

@@ -4,9 +4,7 @@ The first mode whose logits agree wins; a list of families would be wrong with t
 verdict is kept between runs, for the same checkpoint, versions and device.
 """
 
-import hashlib
-import importlib.metadata
-import json
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +16,7 @@ import mlx.core as mx
 from engine.cache.adapter import HeadSelection, select_before_head
 from engine.errors import ModelError
 from engine.forward import AloneForward, Forward, RowsForward, Span, SpansForward
+from engine.remembered import Remembered, fingerprint
 
 TOLERANCE = {mx.float32: 1e-4}
 TOLERANCE_HALF = 5e-2
@@ -99,36 +98,19 @@ class Verdicts:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._remembered = Remembered(folder)
 
     def find(self, checkpoint: Path, kernels: str) -> Verdict | None:
         try:
-            said = json.loads(self._file(checkpoint, kernels).read_text())
+            said = self._remembered.read(fingerprint(checkpoint, said=(kernels,)))
             verdict = Verdict(str(said["mode"]), str(said["reason"]), float(said["tokens_per_s"]))
             return verdict if verdict.mode in MODES else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def keep(self, checkpoint: Path, kernels: str, verdict: Verdict) -> None:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = self._file(checkpoint, kernels)
-            draft = file.with_suffix(f".{time.time_ns()}")
-            draft.write_text(json.dumps(asdict(verdict)))
-            draft.replace(file)
-        except OSError:
-            return
-
-    def _file(self, checkpoint: Path, kernels: str) -> Path:
-        """Named by everything that could change the verdict."""
-        digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
-        weights = sorted(checkpoint.glob("*.safetensors"))
-        digest.update(
-            repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in weights]).encode()
-        )
-        versions = [importlib.metadata.version(name) for name in ("mlx", "mlx-lm", "mlxcel")]
-        digest.update(repr((versions, kernels, str(mx.default_device()))).encode())
-        return self._folder / f"{digest.hexdigest()[:24]}.json"
+        with contextlib.suppress(OSError):
+            self._remembered.keep(fingerprint(checkpoint, said=(kernels,)), asdict(verdict))
 
 
 _LENGTHS = (2, 4)

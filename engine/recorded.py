@@ -1,9 +1,10 @@
 """Decode steps, recorded once for each number of tokens and run again as one call of the compiled kernels.
 
 A step of as many tokens builds the same graph every time, whichever rows they are of, and MLX hands each of its
-operations over by itself. A recording calls the unmodified model once with ids and positions that nobody knows yet;
-what it builds is kept as a list of tasks (`engine/native/src/program.cpp`). Positions, ids and the rows' storage are
-its inputs, so nothing of the step it was made in stays in it. The first steps are held against plain ones bit for bit.
+operations over by itself. A recording calls the unmodified model once with ids and positions that nobody knows
+yet; what it builds is kept as a list of tasks (`engine/native/src/program.cpp`). Positions, ids and the rows'
+storage are its inputs, so nothing of the step it was made in stays in it. The first steps are held against plain
+ones bit for bit.
 """
 
 import logging

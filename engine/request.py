@@ -158,6 +158,21 @@ class Request:
         return self.sampling.looks_back or self.grammar is not None or self.thinking is not None
 
 
+@dataclass(slots=True)
+class DraftCounts:
+    """How often draft tokens were verified, how many there were, and how many of them were accepted."""
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    def add(self, num_drafted: int, num_accepted: int) -> None:
+        """One more step that verified."""
+        self.rounds += 1
+        self.proposed += num_drafted
+        self.accepted += num_accepted
+
+
 @dataclass(eq=False, slots=True)
 class Row:
     """One sequence while it lives. `limit_tokens` bounds its new tokens. `prefill_tokens` are stored before it
@@ -166,10 +181,12 @@ class Row:
     `num_cached` are prompt tokens that were not computed for it when it first ran. `cache_miss` is the index of
     the first prompt token that differs from something kept that goes on there, if there was such a thing then.
 
-    `storage` (per-layer state) belongs to the engine, `text` (detokenizer, filter and stop matcher) to the finish
-    step, `sampler` (what draws know of the draws before) to the sampler step. `constraint` (its place in its
-    grammar) follows `output` and outlives the storage. `forced` are the tokens that come next whatever is drawn.
-    `stop_string` is the one that ended it, if one did. `is_warm_up`: nobody asked for it yet.
+    `storage` (per-layer state) belongs to the engine, `text` (detokenizer, filter and stop matcher) to the
+    finish step, `sampler` (what draws know of the draws before) to the sampler step. `constraint` (its place in
+    its grammar) follows `output` and outlives the storage. `forced` are the tokens that come next whatever is
+    drawn. `stop_string` is the one that ended it, if one did. `is_warm_up`: nobody asked for it yet.
+    `num_drafted` are the tokens that it brings to the next step beside its last one; `drafts` counts those of
+    all steps.
     """
 
     request: Request
@@ -190,6 +207,8 @@ class Row:
     first_token_s: float = 0.0
     forced: tuple[int, ...] = ()
     is_warm_up: bool = False
+    num_drafted: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     prefill_tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -223,7 +242,8 @@ class Timings:
     """Where one row's time went, in milliseconds of wall clock.
 
     `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's. Of the `predicted_n`
-    new tokens, `reasoning_n` were reasoning.
+    new tokens, `reasoning_n` were reasoning. In `draft_rounds` steps `draft_n` draft tokens were verified, and
+    `draft_accepted` of them were accepted.
     """
 
     prompt_n: int
@@ -233,6 +253,9 @@ class Timings:
     cache_n: int = 0
     cache_miss: int | None = None
     reasoning_n: int = 0
+    draft_rounds: int = 0
+    draft_n: int = 0
+    draft_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ it has, and a row that runs keeps the priority that it had risen to, so that nob
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.cache.ledger import Memory, Unbounded
-from engine.plan import Piece, PrefillPlan, Tick
+from engine.plan import Draft, Piece, PrefillPlan, Tick
 from engine.request import PRIORITIES, Event, Failed, Output, Row
+from engine.speculate.drafts import Drafts, NoDrafts
 
 RISE_TICKS = 256
 
@@ -42,7 +43,8 @@ class _Standing:
 class Scheduler:
     """Three places for a row: `waiting` for a slot, `prefilling`, `decoding`. `slots` has the rows that run.
 
-    `memory` says whether a row may start and grow. `preempts`: a row of higher priority may take the place of one
+    `memory` says whether a row may start and grow, `drafts` what rows bring to a step beside their last tokens, as
+    far as there is memory for it. `preempts`: a row of higher priority may take the place of one
     that runs; where nothing else helps a row to grow, one is preempted whatever this says.
     """
 
@@ -54,9 +56,11 @@ class Scheduler:
         max_batch_size: int = 0,
         grant_interval: int = 16,
         memory: Memory | None = None,
+        drafts: Drafts | None = None,
         preempts: bool = False,
     ) -> None:
         self.plan = plan
+        self.drafts = drafts or NoDrafts()
         self.slots: list[Row | None] = [None] * num_slots
         self.memory = memory or Unbounded()
         self._max_batch_size = max_batch_size or num_slots
@@ -113,10 +117,11 @@ class Scheduler:
             for piece in pieces:
                 self._park(piece.row)
         self._last_was_prefill = bool(pieces) and not decode
-        return Tick(prefill=pieces, decode=decode)
+        return Tick(prefill=pieces, decode=decode, drafts=() if pieces else self._drafted(decode))
 
-    def settle(self, events: Iterable[Event]) -> None:
+    def settle(self, events: Sequence[Event]) -> None:
         """Move rows on by what a tick did to them."""
+        self._settle_drafts(events)
         for event in events:
             match event:
                 case Failed(row=row) | Output(row=row, finish_reason="stop" | "length"):
@@ -125,6 +130,28 @@ class Scheduler:
             self.prefilling.remove(row)
             self._unpark(row)
             self.decoding.append(row)
+
+    def _drafted(self, decode: Sequence[Row]) -> tuple[Draft, ...]:
+        """What the rows of this step bring beside their last tokens. No row gives anything up for it."""
+        drafts = []
+        for draft in self.drafts.of(decode, num_running=len(self._running())) if decode else ():
+            draft.row.num_drafted = draft.num_tokens
+            if self.memory.grows(draft.row):
+                drafts.append(draft)
+            else:
+                draft.row.num_drafted = 0
+        return tuple(drafts)
+
+    def _settle_drafts(self, events: Iterable[Event]) -> None:
+        """Tell what came of the rows that decoded, drafts or none."""
+        tokens: dict[Row, list[int]] = {}
+        for event in events:
+            if isinstance(event, Output):
+                tokens.setdefault(event.row, []).append(event.token)
+        for row, new in tokens.items():
+            self.drafts.settled(row, row.num_drafted, new, len(tokens))
+        for row in self.decoding:
+            row.num_drafted = 0
 
     def check(self) -> None:
         """Every live row is in exactly one place and the slots are not overbooked."""
@@ -193,6 +220,7 @@ class Scheduler:
         if row in self.slots:
             self.slots[self.slots.index(row)] = None
         self._unpark(row)
+        self.drafts.forget(row)
         self.memory.frees(row)
 
     def _running(self) -> list[Row]:

@@ -1,5 +1,6 @@
 """Engines for tests: opened from a checkpoint, and watched for their logits."""
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +10,47 @@ from engine.direct import DirectEngine
 from engine.engine import Engine
 from engine.kernels import native
 from engine.model.load import LoadedModel
-from engine.plan import Piece, PrefillPlan, Tick
+from engine.plan import Draft, Piece, PrefillPlan, Tick
 from engine.probe import Verdict
 from engine.request import Request, Row, Sampling
 from engine.sample.chain import sample
 from engine.scheduler import Scheduler
+from engine.speculate.drafts import NoDrafts, plain_reason
 
 
-def drive(engine, requests, plan=None, *, on_tick=lambda scheduler: None):
+class Guesses(NoDrafts):
+    """Drafts that are the tokens to come, by the request's id, but for about every third, which is wrong."""
+
+    def __init__(self, answers, *, most=7, seed=0):
+        self._answers = answers
+        self._most = most
+        self._random = random.Random(seed)
+        self.num_accepted = self.num_rounds = 0
+
+    def of(self, rows, *, num_running):
+        return tuple(draft for row in rows if (draft := self._draft(row)) is not None)
+
+    def settled(self, row, num_drafted, tokens, num_rows):
+        self.num_rounds += num_drafted > 0
+        self.num_accepted += len(tokens) - 1
+
+    def _draft(self, row):
+        done = len(row.output)
+        count = min(self._random.randint(0, self._most), row.limit_tokens - done - 1)
+        tokens = list(self._answers[row.request.id][done : done + count])
+        tokens += [0] * (count - len(tokens))
+        if count <= 0 or plain_reason(row):
+            return None
+        if self._random.random() < 0.7:
+            tokens[self._random.randrange(count)] ^= 1
+        return Draft(row, count, tuple(tokens))
+
+
+def drive(engine, requests, plan=None, *, drafts=None, on_tick=lambda scheduler: None):
     """Run requests as the loop does; their tokens and rows. Prefilled tokens are what was not adopted."""
-    scheduler = Scheduler(plan or engine.plan(), num_slots=len(requests), memory=engine.memory)
+    scheduler = Scheduler(
+        plan or engine.plan(), num_slots=len(requests), memory=engine.memory, drafts=drafts or engine.drafts
+    )
     rows = [engine.submit(request) for request in requests]
     for row in rows:
         scheduler.add(row)

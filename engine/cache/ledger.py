@@ -50,8 +50,10 @@ class Memory(Protocol):
 
 
 def tokens_ahead(row: Row) -> int:
-    """How many tokens `row` has to have room for: those that it has, and two more if it may go on for so long."""
-    return min(len(row.request.prompt) + len(row.output) + AHEAD_TOKENS, row.most_tokens)
+    """How many tokens `row` has to have room for: those that it has, those that it drafts, and two more if it
+    may go on for so long.
+    """
+    return min(len(row.request.prompt) + len(row.output) + row.num_drafted + AHEAD_TOKENS, row.most_tokens)
 
 
 class Unbounded:

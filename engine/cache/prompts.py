@@ -154,9 +154,11 @@ class PromptCache:
         elif row.cursor in row.request.boundaries[-2:]:
             self._keep_whole(row, "end" if row.cursor == len(row.request.prompt) else "history")
 
-    def stepped(self, row: Row) -> None:
-        """Keep the block that a decoding row has filled, where its layers will have forgotten it by its end."""
-        if self._forgets and row.storage is not None and row.storage.length % BLOCK_TOKENS == 0:
+    def stepped(self, row: Row, num_tokens: int = 1) -> None:
+        """Keep the block that a decoding row has filled with its last tokens, where its layers will have forgotten
+        it by its end.
+        """
+        if self._forgets and row.storage is not None and row.storage.length % BLOCK_TOKENS < num_tokens:
             self._keep_blocks(row)
 
     def ended(self, row: Row) -> None:

@@ -61,21 +61,22 @@ class Draw:
         return _splitmix64(((self.key[0] << 32 | self.key[1]) ^ _splitmix64(_CHANCE)) & _MASK64) / 2**64
 
 
-def draw_of(row: Row, ahead: int = 0, allowed: bytes | None = None) -> Draw:
+def draw_of(row: Row, ahead: int = 0, allowed: bytes | None = None, *, drafted: Sequence[int] = ()) -> Draw:
     """The draw of `row`'s next token among those `allowed`, or of the one `ahead` places further.
 
-    It depends on seed, choice, output index and the row's own tokens alone, so it is the same in any company and
-    after a resumption.
+    With `drafted`, that of the token behind these, should the row go on so. It depends on seed, choice, output
+    index and the row's own tokens alone, so it is the same in any company and after a resumption.
     """
     sampling = row.request.sampling
     assert not (ahead and row.request.looks_back), "what is drawn by looking back needs every token read"
-    key = noise_key(row.seed, row.request.choice, len(row.output) + ahead)
+    key = noise_key(row.seed, row.request.choice, len(row.output) + ahead + len(drafted))
     state: SamplerState = row.sampler or SamplerState.of(sampling)
+    output = [*row.output, *drafted] if drafted else row.output
     return Draw(
         sampling,
         key,
-        recent=Counter(_window(row, sampling.repeat_last_n)) if sampling.penalizes else {},
-        dry=dry_penalties(_window(row, sampling.dry_penalty_last_n), sampling, state.breakers)
+        recent=Counter(_window(row, output, sampling.repeat_last_n)) if sampling.penalizes else {},
+        dry=dry_penalties(_window(row, output, sampling.dry_penalty_last_n), sampling, state.breakers)
         if sampling.is_dry
         else {},
         mu=state.mu,
@@ -84,11 +85,11 @@ def draw_of(row: Row, ahead: int = 0, allowed: bytes | None = None) -> Draw:
     )
 
 
-def _window(row: Row, num_tokens: int) -> list[int]:
-    """The last `num_tokens` of prompt and output, or all of them (-1)."""
+def _window(row: Row, output: list[int], num_tokens: int) -> list[int]:
+    """The last `num_tokens` of the row's prompt and `output`, or all of them (-1)."""
     if num_tokens < 0:
-        return [*row.request.prompt, *row.output]
-    output = row.output[-num_tokens:]
+        return [*row.request.prompt, *output]
+    output = output[-num_tokens:]
     missing = num_tokens - len(output)
     return [*row.request.prompt[-missing:], *output] if missing else output
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
 
-from engine import probe as probing
+from engine import remembered
 from engine.cache import adapter
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -58,9 +58,9 @@ def test_a_changed_configuration_is_probed_again(checkpoint, verdicts):
 @pytest.mark.parametrize("package", ["mlx", "mlx-lm", "mlxcel"])
 def test_another_version_is_probed_again(checkpoint, verdicts, monkeypatch, package):
     verdicts.keep(checkpoint, KERNELS, VERDICT)
-    version = probing.importlib.metadata.version
+    version = remembered.importlib.metadata.version
     monkeypatch.setattr(
-        probing.importlib.metadata, "version", lambda name: "0.0.0" if name == package else version(name)
+        remembered.importlib.metadata, "version", lambda name: "0.0.0" if name == package else version(name)
     )
     assert verdicts.find(checkpoint, KERNELS) is None
 

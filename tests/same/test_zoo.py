@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from tests.engines import Guesses, drive
 from tests.zoo import ZOO, zoo_engine, zoo_model
 
 JOINS = {1: 3, 2: 9, 5: 40}
@@ -51,6 +52,21 @@ def test_rows_joining_at_different_steps(watched):
     watched.logits.clear()
     assert [row.output for row in watched.together(requests)] == alone
     assert_close(watched.logits, expected)
+
+
+def test_several_tokens_a_step(watched, family):
+    """Whatever the drafts say, and whichever of them are wrong."""
+    if family.mode != "spans":
+        pytest.skip("rows of this mode cannot forget what was not accepted")
+    requests = [watched.request(f"{n}", n, 12, seed=n) for n in (3, 20)]
+    watched.logits.clear()
+    alone = {request.id: watched.alone(request) for request in requests}
+    expected = dict(watched.logits)
+    watched.logits.clear()
+    guesses = Guesses(alone)
+    assert drive(watched.engine, requests, drafts=guesses)[0] == list(alone.values())
+    assert guesses.num_accepted > 5
+    assert_close({key: watched.logits[key] for key in expected}, expected)
 
 
 def test_any_cut(watched, family):

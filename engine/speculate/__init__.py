@@ -1,0 +1,1 @@
+"""Several tokens a step, verified: who proposes them, and when that pays."""

@@ -17,20 +17,23 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, ContextLengthExceeded, MlxcelError, NeverFits, StepFailed
 from engine.finish import FinishStep
 from engine.flight import InFlight
-from engine.forward import Forward, Span
+from engine.forward import Span
 from engine.kernels import functions, native, portable
 from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
+from engine.notes import cache_note, context_note, mixing_notes
 from engine.plan import Held, Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_of, probe
-from engine.request import CacheStats, Event, Failed, Progress, Request, Row, Sampling, TokenLogprob
+from engine.remembered import Remembered
+from engine.request import CacheStats, DraftCounts, Event, Failed, Progress, Request, Row, Sampling, TokenLogprob
 from engine.room import Room
 from engine.sample.chain import sample
 from engine.sample.force import force
 from engine.sample.grammar import Grammars, Masks
 from engine.sample.measure import Measured, measure
 from engine.sample.state import Draw, SamplerState, draw_of
-from engine.speculate.choose import drafts_of
+from engine.speculate.choose import speculation_of
+from engine.speculate.drafter import Drafter
 from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from engine.text.tokens import tokens_of
@@ -43,7 +46,8 @@ Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
 
 
 class Engine:
-    """One model that continues rows. `verdict` is an earlier probe's, if there was one.
+    """One model that continues rows. `verdict` is an earlier probe's, if there was one; `drafter` is there where
+    `config` has a draft model, and `kernels` says what runs, in words.
 
     `sampler` is the sampler step; tests put a script in its place.
     """
@@ -54,6 +58,8 @@ class Engine:
         config: EngineConfig,
         *,
         verdict: Verdict | None = None,
+        drafter: Drafter | None = None,
+        kernels: str = "portable",
         sampler: Sampler = sample,
     ) -> None:
         adapter.self_test()
@@ -86,10 +92,21 @@ class Engine:
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
         self.num_slots = config.num_slots(batches=self._forward.batches)
         self.context_length = config.slot_context(loaded.context_length, self.num_slots)
+        self._speculation = speculation_of(
+            config,
+            loaded,
+            drafter,
+            mode=self._forward.name,
+            kernels=kernels,
+            memory=Remembered(default_home() / "drafts"),
+            sample=lambda logits, draws: self._sample(logits, draws),
+        )
+        self.drafts = self._speculation.drafts
         self.room = Room(
             loaded,
             config,
             self._forward,
+            beside_row=self._speculation.row_bytes,
             mode=verdict.mode,
             num_slots=self.num_slots,
             context_length=self.context_length,
@@ -103,7 +120,6 @@ class Engine:
             lambda logits, draws: self._sample(logits, draws),
             exact=compiled and self._forward.name == "spans",
         )
-        self.drafts = drafts_of(config, mode=verdict.mode, model_type=str(loaded.config.get("model_type")))
         # What a row drafts follows from its last token, which a step submitted ahead does not know.
         ahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._lookahead = ahead and config.drafting == "none"
@@ -113,10 +129,11 @@ class Engine:
         self.notes = (
             *loaded.notes,
             f"decode path: {verdict.mode} ({verdict.reason})",
-            _cache_note(self._forward),
+            cache_note(self._forward),
             *self.room.notes,
-            *_mixing_notes(config, self._forward),
-            _context_note(self.context_length, self.num_slots, config.shared_context(self.num_slots)),
+            *mixing_notes(config, self._forward),
+            context_note(self.context_length, self.num_slots, config.shared_context(self.num_slots)),
+            *filter(None, [self._speculation.note]),
         )
 
     @classmethod
@@ -137,7 +154,10 @@ class Engine:
         verdicts = Verdicts(default_home() / "probes")
         keeps = config.adapter is None and not config.trust_remote_code
         known = verdicts.find(config.model, kernels) if keeps else None
-        engine = cls(loaded, config, verdict=known)
+        drafter = None
+        if config.drafting == "draft" and config.draft_model is not None:
+            drafter = Drafter.open(config.draft_model, compiled=compiled, kernels=kernels)
+        engine = cls(loaded, config, verdict=known, drafter=drafter, kernels=kernels)
         if keeps and known is None:
             verdicts.keep(config.model, kernels, engine.verdict)
         engine.notes = (f"kernels: {kernels}{unfused}", *engine.notes)
@@ -193,6 +213,7 @@ class Engine:
             seed=secrets.randbits(64) if seed is None else seed,
             text=self._finish.open(request),
             sampler=self._sampler_state(request.sampling),
+            drafts=DraftCounts(self.drafts.stats().kind),
             constraint=None if request.grammar is None else self.grammars.open(request.grammar),
         )
         self._finish.begin(row)
@@ -233,7 +254,7 @@ class Engine:
         finally:
             self._read()
         live = tuple(row for row in tick.decode if row.finish_reason is None)
-        self._in_flight = self._submit(tick.prefill, live, drafts={d.row: d.tokens for d in tick.drafts})
+        self._in_flight = self._submit(tick.prefill, live, drafts=self._speculation.tokens(tick))
         events = self.finish_rows()
         if tick.prefill:
             self._give_buffers_back()
@@ -379,6 +400,7 @@ class Engine:
 
     def release(self, row: Row) -> None:
         """Free what `row` holds. A step in flight may still read it: it runs before whatever is written next."""
+        self._speculation.forget(row)
         if row.storage is not None:
             row.storage.free()
         row.storage = None
@@ -386,6 +408,7 @@ class Engine:
     def close(self) -> None:
         """Drop everything; called on the engine's thread before it ends."""
         self._in_flight = None
+        self.drafts.close()
         self._masks.close()
         leave_thread()
 
@@ -479,26 +502,6 @@ class Engine:
         self._read()
         if following is not None and any(row.finish_reason is None for row in following.rows):
             self._in_flight = following
-
-
-def _cache_note(forward: Forward) -> str:
-    if not forward.stores:
-        return "cache: what the model keeps, in its own types"
-    kept = "in the model's type" if forward.cache_dtype is None else f"as {dtype.name_of(forward.cache_dtype)}"
-    return f"cache: keys and values {kept}"
-
-
-def _context_note(context_length: int, num_slots: int, shared: int | None) -> str:
-    together = "" if shared is None else f", {shared} for all that run at once"
-    return f"context: {context_length} tokens, slots: {num_slots}{together}"
-
-
-def _mixing_notes(config: EngineConfig, forward: Forward) -> list[str]:
-    if config.mixed_step and forward.on_grid:
-        return [
-            "mixed steps: none, this family's prompts are cut at fixed places and take turns with decode steps"
-        ]
-    return []
 
 
 def leave_thread() -> None:

@@ -323,6 +323,7 @@ class EngineLoop:
                 launches=engine.launches,
                 lookahead_steps=engine.lookahead_steps,
                 prompt_cache=engine.cache_stats(),
+                drafts=engine.drafts.stats(),
             )
 
     def _take_mail(self, *, wait_s: float) -> list[tuple[str, Ticket]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from engine.plan import Tick
-from engine.request import CacheStats, Event, Output, Progress
+from engine.request import CacheStats, DraftStats, Event, Output, Progress
 
 Outcome = Literal["stop", "length", "cancelled", "failed", "refused"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -68,6 +68,7 @@ class Numbers:
     kv_blocks: dict[str, int] = field(default_factory=dict)  # by their state, where rows are paged
     launches: dict[str, int] = field(default_factory=dict)  # forwards by the way they went
     prompt_cache: CacheStats = CacheStats()  # tokens reused are not among `prompt_tokens`
+    drafts: DraftStats = DraftStats()
     ttft_s: Histogram = field(default_factory=_waits)
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(GAPS_S))
     queue_wait_s: Histogram = field(default_factory=_waits)
@@ -142,6 +143,7 @@ class Metrics:
         launches: dict[str, int],
         lookahead_steps: int,
         prompt_cache: CacheStats,
+        drafts: DraftStats,
     ) -> None:
         """What the engine keeps and has counted itself."""
         with self._lock:
@@ -150,6 +152,7 @@ class Metrics:
             self._numbers.launches = launches
             self._numbers.lookahead_steps = lookahead_steps
             self._numbers.prompt_cache = prompt_cache
+            self._numbers.drafts = drafts
 
     def ended(self, outcome: Outcome, times: Times, now_s: float) -> None:
         """A request is over."""

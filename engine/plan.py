@@ -39,13 +39,16 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that `row` may go on with behind its last one; one forward verifies them all. Where the
-    `num_tokens` of them are not given, the engine's draft model has them.
+    """Tokens that `row` may go on with behind its last one; one forward verifies them all.
+
+    Where the `num_tokens` of them are not given, the engine's draft model has them. Those that are not `verified`
+    are only looked at.
     """
 
     row: Row
     num_tokens: int
     tokens: tuple[int, ...] = ()
+    verified: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +74,7 @@ class Tick:
     @property
     def decode_tokens(self) -> int:
         """The rows' last tokens and what they have drafted."""
-        return len(self.decode) + sum(draft.num_tokens for draft in self.drafts)
+        return len(self.decode) + sum(draft.num_tokens for draft in self.drafts if draft.verified)
 
     def __bool__(self) -> bool:
         return bool(self.prefill or self.decode or self.preempt)

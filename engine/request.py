@@ -160,8 +160,11 @@ class Request:
 
 @dataclass(slots=True)
 class DraftCounts:
-    """How often draft tokens were verified, how many there were, and how many of them were accepted."""
+    """How often draft tokens were verified, how many there were, and how many of them were accepted. `kind`
+    says who drafts, where anybody does.
+    """
 
+    kind: str = ""
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
@@ -208,6 +211,7 @@ class Row:
     forced: tuple[int, ...] = ()
     is_warm_up: bool = False
     num_drafted: int = 0
+    looked_at: tuple[int, ...] = ()
     drafts: DraftCounts = field(default_factory=DraftCounts)
     prefill_tokens: tuple[int, ...] = field(init=False)
 
@@ -256,6 +260,7 @@ class Timings:
     draft_rounds: int = 0
     draft_n: int = 0
     draft_accepted: int = 0
+    draft_kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +298,24 @@ class CacheStats:
     off_plan: int = 0
     verify_checked: int = 0
     verify_different: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStats:
+    """What has come of draft tokens since the start. A round verifies those of one row in one step; a row is
+    paused where that does not pay.
+    """
+
+    kind: str = ""
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    pauses: int = 0
+
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted draft tokens of a round."""
+        return self.accepted / self.rounds if self.rounds else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ Decided once, when the weights are loaded: the pools, the books that the schedul
 is left for a prefill forward on its way.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from engine.cache.ledger import BlockLedger, Group, Ledger, Memory, SharedContext, Unbounded
 from engine.cache.pages import Pages
@@ -26,7 +26,8 @@ class Room:
     """What rows may take (`memory`, which the scheduler asks; `storable`, what is said of it), what is kept for
     others (`prompts`), and the bytes of a prefill forward (`piece_bytes`, None: unbounded).
 
-    `mode` is the probe's name for how the forward runs; `forward.pages` is set where rows are to be paged. Raises
+    `mode` is the probe's name for how the forward runs, `beside_row` what a row of so many tokens takes elsewhere;
+    `forward.pages` is set where rows are to be paged. Raises
     ConfigError where what was asked for cannot be.
     """
 
@@ -39,10 +40,12 @@ class Room:
         mode: str,
         num_slots: int,
         context_length: int,
+        beside_row: Callable[[int], int] = lambda num_tokens: 0,
     ) -> None:
         self._config = config
         self._forward = forward
         self._context_length = context_length
+        self._beside_row = beside_row
         compiled = functions.are_used_by(loaded.model)
         storage_note = self._choose_storage(num_slots, compiled=compiled and forward.by_handles)
         self._longest = piece_tokens(config.prefill_chunk_size, on_grid=forward.on_grid)
@@ -95,7 +98,7 @@ class Room:
 
     def _row_bytes(self, num_tokens: int) -> int:
         bytes_of = paged_row_bytes if self._forward.pages else row_bytes
-        return bytes_of(self._layers, num_tokens, self._longest)
+        return bytes_of(self._layers, num_tokens, self._longest) + self._beside_row(num_tokens)
 
     def _books(self, budget_bytes: int | None, weight_bytes: int) -> tuple[Memory, PromptCache]:
         """The books of what rows take, and the prompt cache, whose bytes are in them."""
@@ -118,6 +121,7 @@ class Room:
                 accept=lambda row, storage: self.prompts.adopted(row, storage),
                 evict=lambda num_bytes: self.prompts.evict(num_bytes),
                 beside=beside,
+                beside_row=self._beside_row,
             )
             return books, PromptCache(config, kinds, books.spare_for_cache, pages)
         ledger = Ledger(

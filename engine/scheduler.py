@@ -135,7 +135,7 @@ class Scheduler:
         """What the rows of this step bring beside their last tokens. No row gives anything up for it."""
         drafts = []
         for draft in self.drafts.of(decode, num_running=len(self._running())) if decode else ():
-            draft.row.num_drafted = draft.num_tokens
+            draft.row.num_drafted = draft.num_tokens if draft.verified else 0
             if self.memory.grows(draft.row):
                 drafts.append(draft)
             else:

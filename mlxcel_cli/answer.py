@@ -3,9 +3,10 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from mlxcel_cli import render
 from mlxcel_cli.pieces import End, Piece, Prefill, Reasoning, Text
@@ -113,8 +114,21 @@ def stats(shown: Answer) -> str:
             "new", timings.get("predicted_n", usage.get("completion_tokens")), timings.get("predicted_per_second")
         ),
         f"first token after {shown.first_s:.2f} s",
+        _drafted(timings),
     ]
     return " | ".join(part for part in parts if part)
+
+
+def _drafted(timings: Mapping[str, Any]) -> str:
+    """What came of draft tokens, where anybody drafts."""
+    kind, rounds = timings.get("draft_kind"), timings.get("draft_rounds")
+    if not kind:
+        return ""
+    if not rounds:
+        return f"{kind}: nothing drafted"
+    proposed, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
+    each = f"{accepted / rounds:.1f} in each of {rounds} step{'' if rounds == 1 else 's'}"
+    return f"{kind}: {accepted} of {proposed} draft tokens accepted, {each}"
 
 
 def _rate(what: str, count: int | None, per_second: float | None, *, num_cached: int = 0) -> str:

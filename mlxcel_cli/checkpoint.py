@@ -30,9 +30,13 @@ def chosen(settings: config.Settings) -> str:
 
 
 def in_place(server: ServerConfig) -> ServerConfig:
-    """`server` with the folder of the checkpoint that its `model_id` names, brought here first where it is not."""
-    path = folder(server.model_id)
-    return dataclasses.replace(server, engine=dataclasses.replace(server.engine, model=path))
+    """`server` with the folders of the checkpoint that its `model_id` names, and of the draft model that it
+    names if it does, brought here first where they are not.
+    """
+    engine = dataclasses.replace(server.engine, model=folder(server.model_id))
+    if engine.draft_model is not None:
+        engine = dataclasses.replace(engine, draft_model=folder(str(engine.draft_model)))
+    return dataclasses.replace(server, engine=engine)
 
 
 def folder(reference: str) -> Path:

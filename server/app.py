@@ -23,6 +23,7 @@ from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
 from server.routes.completion import completion
 from server.routes.completions import completions
+from server.routes.drafts import draft_policy
 from server.routes.messages import count_tokens, messages
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
@@ -43,6 +44,7 @@ ROUTES = [
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
     Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),
     Route("/v1/cache/stats", cache_stats, methods=["GET"]),
+    Route("/v1/internal/draft-policy", draft_policy, methods=["GET"]),
     Route("/v1/cache/reset", reset_cache, methods=["POST"]),
     Route("/health", health, methods=["GET"]),
     Route("/health/ready", ready, methods=["GET"]),

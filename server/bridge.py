@@ -16,6 +16,7 @@ from engine.errors import EngineStopped, MlxcelError
 from engine.loop import EngineLoop, ServedModel, Slot, Ticket
 from engine.metrics import Numbers
 from engine.request import CacheStats, Event, Failed, Output, Request
+from engine.speculate.policy import DraftPolicy
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +164,10 @@ class Bridge:
     async def reset_cache(self) -> int:
         """Drop what the prompt cache holds; the bytes that this freed. Raises as `cache_stats` does."""
         return await self._asked(lambda engine: engine.prompts.reset())
+
+    async def draft_policy(self) -> DraftPolicy | None:
+        """Whether drafting pays here, None where nobody drafts. Raises as `cache_stats` does."""
+        return await self._asked(lambda engine: engine.drafts.policy())
 
     async def _asked(self, question: Callable[[Any], T]) -> T:
         await self.model()

@@ -149,6 +149,23 @@ METRICS = (
         lambda n: n.prompt_cache.num_bytes,
     ),
     Metric(
+        "mlxcel_draft_rounds_total", "counter", "steps of a row that verified draft tokens",
+        lambda n: n.drafts.rounds,
+    ),
+    Metric("mlxcel_draft_tokens_total", "counter", "draft tokens verified", lambda n: n.drafts.proposed),
+    Metric(
+        "mlxcel_draft_accepted_total", "counter", "those of them that were what the row drew",
+        lambda n: n.drafts.accepted,
+    ),
+    Metric(
+        "mlxcel_draft_accepted_mean", "gauge", "accepted draft tokens of a round, on average",
+        lambda n: n.drafts.mean_accepted,
+    ),
+    Metric(
+        "mlxcel_draft_pauses_total", "counter", "rows that went on without drafts, since these did not pay",
+        lambda n: n.drafts.pauses,
+    ),
+    Metric(
         "mlxcel_ttft_seconds", "histogram", "from a request's arrival to its first token",
         lambda n: n.ttft_s,
     ),

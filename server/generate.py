@@ -98,7 +98,7 @@ class Usage:
         }
 
     def timings_body(self, choice: int | None = None) -> dict[str, Any]:
-        """Sums over the choices, or of one alone.
+        """Sums over the choices, or of one alone; what was drafted, where anybody drafts.
 
         A rate counts the tokens whose time was measured: all new ones but the first.
         """
@@ -108,6 +108,12 @@ class Usage:
         predicted_n = sum(t.predicted_n for t in timings)
         predicted_ms = sum(t.predicted_ms for t in timings)
         token, message = self.missed or (None, None)
+        drafted = {
+            "draft_n": sum(t.draft_n for t in timings),
+            "draft_n_accepted": sum(t.draft_accepted for t in timings),
+            "draft_rounds": sum(t.draft_rounds for t in timings),
+            "draft_kind": timings[0].draft_kind if timings else "",
+        }
         return {
             "prompt_n": prompt_n,
             "cache_n": sum(t.cache_n for t in timings),
@@ -117,6 +123,7 @@ class Usage:
             "predicted_n": predicted_n,
             "predicted_ms": round(predicted_ms, 3),
             "predicted_per_second": _rate(predicted_n - len(timings), predicted_ms),
+            **(drafted if drafted["draft_kind"] else {}),
         }
 
 

@@ -46,6 +46,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{id}"): Operation("one model that is served"),
     ("POST", "/v1/requests/{id}/cancel"): Operation("end a request that runs or waits"),
     ("GET", "/v1/cache/stats"): Operation("what the prompt cache holds"),
+    ("GET", "/v1/internal/draft-policy"): Operation("who drafts, how much is accepted, and which widths pay"),
     ("POST", "/v1/cache/reset"): Operation("drop what the prompt cache holds"),
     ("GET", "/health"): Operation("whether the model is there"),
     ("GET", "/health/ready"): Operation("whether tokens come"),

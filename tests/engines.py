@@ -15,6 +15,7 @@ from engine.probe import Verdict
 from engine.request import Request, Row, Sampling
 from engine.sample.chain import sample
 from engine.scheduler import Scheduler
+from engine.speculate.drafter import Drafter
 from engine.speculate.drafts import NoDrafts, plain_reason
 
 
@@ -80,14 +81,18 @@ class Watched:
     Every row is computed from its start, unless the prompt cache is asked for.
     """
 
-    def __init__(self, model: Path | LoadedModel, *, mode: str | None = None, **config) -> None:
+    def __init__(
+        self, model: Path | LoadedModel, *, mode: str | None = None, drafter: Drafter | None = None, **config
+    ) -> None:
         self.logits: dict[tuple[int, int], np.ndarray] = {}
         config = {"no_prompt_cache": True, **config}
         if isinstance(model, Path):
             self.engine = Engine.open(EngineConfig(model=model, **config))
         else:
             verdict = None if mode is None else Verdict(mode, "as the test says", 1000.0)
-            self.engine = Engine(model, EngineConfig(model=Path("in memory"), **config), verdict=verdict)
+            self.engine = Engine(
+                model, EngineConfig(model=Path("in memory"), **config), verdict=verdict, drafter=drafter
+            )
         self.engine._sample = self._keep
 
     def _keep(self, logits, draws):

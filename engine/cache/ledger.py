@@ -167,7 +167,7 @@ class BlockLedger:
     once, whoever holds it, so an adopted prefix costs a row only what comes behind it; what the prompt cache alone
     keeps is dropped where a row needs it. `claims` gives a row storage that begins with what it can reuse, which
     so stays from admission on, then with less, for a shared tail takes a block more; `accept` makes it the row's.
-    `evict` drops cold blocks.
+    `evict` drops cold blocks. `beside_row` says what a row of so many tokens takes elsewhere.
     """
 
     def __init__(
@@ -182,9 +182,11 @@ class BlockLedger:
         evict: Callable[[int], int],
         watermark: float = 0.0,
         beside: str = "",
+        beside_row: Callable[[int], int] = lambda num_tokens: 0,
     ) -> None:
         self.budget_bytes = budget_bytes
         self.row_bytes = row_bytes
+        self._beside_row = beside_row
         self._groups = groups
         self._piece_tokens = piece_tokens
         self._claims = claims
@@ -193,13 +195,14 @@ class BlockLedger:
         self._margin_bytes = int(watermark * budget_bytes)
         self._beside = beside
         self._needed: dict[Row, tuple[int, ...]] = {}  # blocks of each group, all in all
+        self._beside_bytes: dict[Row, int] = {}  # set aside for what rows take beside their blocks
         self._refused: tuple[Row, int] | None = None  # and what was spare, but for what can be dropped
 
     def spare_bytes(self) -> int:
         """What is neither in use nor set aside for a row that will use it."""
         used = sum(group.num_bytes * group.blocks.num_used for group in self._groups)
         promised = sum(self._promised(row.storage, needed) for row, needed in self._needed.items())
-        return self.budget_bytes - used - promised
+        return self.budget_bytes - used - promised - sum(self._beside_bytes.values())
 
     def spare_for_cache(self) -> int:
         """How many bytes of blocks the prompt cache may begin to keep: those of windows take room of their own as
@@ -215,10 +218,12 @@ class BlockLedger:
         if self._needed and self._refused is not None and self._refused[0] is row and possible <= self._refused[1]:
             return False
         needed = self._needed_by(row)
+        beside = self._beside_row(tokens_ahead(row))
         for storage in self._claims(row):
-            if self._makes_room(self._promised(storage, needed) + (self._margin_bytes if decoding else 0)):
+            margin = self._margin_bytes if decoding else 0
+            if self._makes_room(self._promised(storage, needed) + beside + margin):
                 self._accept(row, storage)
-                self._needed[row] = needed
+                self._needed[row], self._beside_bytes[row] = needed, beside
                 return True
             storage.free()
         self._refused = row, possible
@@ -226,16 +231,18 @@ class BlockLedger:
 
     def grows(self, row: Row) -> bool:
         needed, before = self._needed_by(row), self._needed[row]
-        if needed == before:
+        beside = max(self._beside_row(tokens_ahead(row)), self._beside_bytes[row])
+        if needed == before and beside == self._beside_bytes[row]:
             return True
         more = self._promised(row.storage, needed) - self._promised(row.storage, before)
-        if not self._makes_room(more):
+        if not self._makes_room(more + beside - self._beside_bytes[row]):
             return False
-        self._needed[row] = needed
+        self._needed[row], self._beside_bytes[row] = needed, beside
         return True
 
     def frees(self, row: Row) -> None:
         self._needed.pop(row, None)
+        self._beside_bytes.pop(row, None)
 
     def lacks(self, num_tokens: int) -> str | None:
         wanted_bytes = self.row_bytes(num_tokens + AHEAD_TOKENS)

@@ -34,14 +34,15 @@ class DenseLayer:
 
     A layer with a window forgets what no later query can see, and moves the rest to the front when its buffer
     is full, so that a token's cost does not depend on the position. It keeps the last block that is not whole, so
-    that each can be copied when it is. Shapes: `[1, heads, tokens, head_dim]`. They are stored as `dtype`, or,
-    with None, as what they are.
+    that each can be copied when it is, and `spare_tokens` more, to be rewound by as many. Shapes:
+    `[1, heads, tokens, head_dim]`. They are stored as `dtype`, or, with None, as what they are.
     """
 
-    __slots__ = ("_base", "_dtype", "_keys", "_length", "_values", "_window")
+    __slots__ = ("_base", "_dtype", "_keys", "_length", "_spare_tokens", "_values", "_window")
 
-    def __init__(self, kind: LayerKind, dtype: mx.Dtype | None = None) -> None:
+    def __init__(self, kind: LayerKind, dtype: mx.Dtype | None = None, spare_tokens: int = 0) -> None:
         self._window = kind.window
+        self._spare_tokens = spare_tokens
         self._dtype = dtype
         self._keys: mx.array | None = None
         self._values: mx.array | None = None
@@ -61,7 +62,7 @@ class DenseLayer:
     @property
     def num_kept(self) -> int:
         """How many of its last tokens a layer with a window keeps for the next ones; 0: all."""
-        return max(self._window, BLOCK_TOKENS) - 1 if self._window else 0
+        return max(self._window, BLOCK_TOKENS) - 1 + self._spare_tokens if self._window else 0
 
     @property
     def first_held(self) -> int:
@@ -116,9 +117,12 @@ class DenseLayer:
         self._length += num_tokens
 
     def rewind(self, num_tokens: int) -> None:
-        """Forget the last tokens, fewer than were stored at once: what a window has let go is not needed again."""
+        """Forget the last tokens: fewer than were stored at once, or no more than are spare. Then what a window
+        has let go is not needed again.
+        """
         self._length -= num_tokens
-        assert self._length >= self._base, "a row is rewound by what it has stored"
+        needed = max(0, self._length + 1 - self._window) if self._window else 0
+        assert self._base <= min(needed, self._length), "a row is rewound to where it holds what it sees"
 
     def view(self, first_position: int) -> tuple[mx.array, mx.array]:
         """Keys and values from `first_position` to the last stored, in the type that they are stored in."""
@@ -196,12 +200,15 @@ def leaves_of(layers: Sequence[Any]) -> list[Any]:
 
 
 class DenseStorage:
-    """A row's dense state over all layers; keys and values are stored as `dtype`, or as what they are."""
+    """A row's dense state over all layers; keys and values are stored as `dtype`, or as what they are.
+
+    Windows keep `spare_tokens` more than they see, so that the row can be rewound by as many.
+    """
 
     __slots__ = ("layers", "length")
 
-    def __init__(self, kinds: Sequence[LayerKind], dtype: mx.Dtype | None = None) -> None:
-        self.layers = [new_layer(kind, lambda kind: DenseLayer(kind, dtype)) for kind in kinds]
+    def __init__(self, kinds: Sequence[LayerKind], dtype: mx.Dtype | None = None, spare_tokens: int = 0) -> None:
+        self.layers = [new_layer(kind, lambda kind: DenseLayer(kind, dtype, spare_tokens)) for kind in kinds]
         self.length = 0
 
     def arrays(self) -> list[mx.array]:

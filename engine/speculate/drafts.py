@@ -6,16 +6,20 @@ round at most and takes turns with its like. Plain values; no arrays, no clock.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from engine.plan import Draft, Tick
-from engine.request import DraftCounts, Row
+from engine.request import DraftCounts, DraftStats, Row
 from engine.speculate.governor import Governor, RowGovernor
 from engine.speculate.lookup import LookupIndex
+from engine.speculate.policy import DraftPolicy, Pair, policy_of
 
 log = logging.getLogger(__name__)
+
+KEEP_ROUNDS = 500  # after so many what is known is kept for the next run
+LOOK_TOKENS = 16  # between two looks at what a draft model would propose for a row that is paused
 
 
 class Drafts(Protocol):
@@ -37,6 +41,18 @@ class Drafts(Protocol):
         """The row has ended or given its place away; unknown rows are no error."""
         ...
 
+    def stats(self) -> DraftStats:
+        """What has happened since the start."""
+        ...
+
+    def policy(self) -> DraftPolicy | None:
+        """What is known of whether drafting pays here; None where nobody drafts."""
+        ...
+
+    def close(self) -> None:
+        """Keep what is known for the next run."""
+        ...
+
 
 class NoDrafts:
     """Every row brings one token."""
@@ -53,90 +69,163 @@ class NoDrafts:
     def forget(self, row: Row) -> None:
         pass
 
+    def stats(self) -> DraftStats:
+        return DraftStats()
+
+    def policy(self) -> DraftPolicy | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
 
 @dataclass(slots=True)
-class _Drafted:
-    """What is known of one row."""
-
-    index: LookupIndex
-    governor: RowGovernor = field(default_factory=RowGovernor)
-
-
-class PromptLookup:
-    """Draft tokens are what followed a row's last tokens when they came before, in its prompt or its answer.
-
-    Up to `block_size` of them are verified in a step, while at most `max_rows` rows run.
+class _Known:
+    """What is known of one row. `index` is there where its own text is looked up, `look_at` is the length of the
+    answer from which a draft model is looked at again.
     """
 
-    def __init__(self, governor: Governor, *, block_size: int, max_rows: int) -> None:
+    governor: RowGovernor = field(default_factory=RowGovernor)
+    index: LookupIndex | None = None
+    look_at: int = 0
+
+
+class _Rounds:
+    """What both ways to draft have in common: turns, counts and the governor. `keep` is called with it at
+    times.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        governor: Governor,
+        *,
+        block_size: int,
+        pair: Pair | None = None,
+        keep: Callable[[Governor], None] = lambda governor: None,
+    ) -> None:
         self.governor = governor
-        self.counts = DraftCounts()
+        self.counts = DraftCounts(self.kind)
         self._block_size = block_size
-        self._max_rows = max_rows
-        self._rows: dict[Row, _Drafted] = {}
+        self._pair = pair or Pair("", "", "")
+        self._keep = keep
+        self._rows: dict[Row, _Known] = {}
         self._told: set[Row] = set()  # rows of which the log says why they bring nothing
         self._first: Row | None = None  # who is asked first
 
     def of(self, rows: Sequence[Row], *, num_running: int) -> tuple[Draft, ...]:
-        if num_running > self._max_rows:
-            return ()
         drafts: list[Draft] = []
-        left = self._block_size
-        num_tokens = len(rows)
-        for row in self._in_turn(rows):
-            tokens = self._granted(row, left, num_tokens)
-            if tokens:
-                drafts.append(Draft(row, len(tokens), tokens))
-                left -= len(tokens)
-                num_tokens += len(tokens)
+        left, num_tokens = self._block_size, len(rows)
+        at = rows.index(self._first) if self._first in rows else 0
+        for row in (*rows[at:], *rows[:at]):
+            draft = self._drafted(row, left, num_tokens) if left else None
+            if draft is not None:
+                drafts.append(draft)
+                left -= draft.num_tokens
+                num_tokens += draft.num_tokens if draft.verified else 0
         if drafts:
-            at = rows.index(drafts[0].row)
-            self._first = rows[(at + 1) % len(rows)]
+            self._first = rows[(rows.index(drafts[0].row) + 1) % len(rows)]
         return tuple(drafts)
 
     def settled(self, row: Row, num_drafted: int, tokens: Sequence[int], num_rows: int) -> None:
         known = self._rows.get(row)
-        if known is None or not tokens:
+        if known is None:
             return
-        if num_drafted:
-            self.counts.add(num_drafted, len(tokens) - 1)
-            self.governor.verified(known.governor, num_drafted, len(tokens) - 1)
-        else:
+        if not num_drafted:
             self.governor.watched(known.governor, tokens, num_rows)
+            return
+        self.counts.add(num_drafted, len(tokens) - 1)
+        self.governor.verified(known.governor, num_drafted, len(tokens) - 1)
+        if self.counts.rounds % KEEP_ROUNDS == 0:
+            self.close()
 
     def measured(self, tick: Tick, seconds: float) -> None:
-        self.governor.plain.measured(tick.decode_tokens, seconds)
+        costs = self.governor.rounds if tick.drafts else self.governor.plain
+        costs.measured(tick.decode_tokens, seconds)
 
     def forget(self, row: Row) -> None:
         self._rows.pop(row, None)
         self._told.discard(row)
 
-    def _in_turn(self, rows: Sequence[Row]) -> list[Row]:
-        at = rows.index(self._first) if self._first in rows else 0
-        return [*rows[at:], *rows[:at]]
+    def stats(self) -> DraftStats:
+        counts = self.counts
+        return DraftStats(self.kind, counts.rounds, counts.proposed, counts.accepted, self.governor.num_pauses)
 
-    def _granted(self, row: Row, left: int, num_tokens: int) -> tuple[int, ...]:
+    def policy(self) -> DraftPolicy | None:
+        return policy_of(self._pair, self.kind, self._block_size, self.governor, self.stats())
+
+    def close(self) -> None:
+        self._keep(self.governor)
+
+    def _drafted(self, row: Row, left: int, num_tokens: int) -> Draft | None:
         """What `row` brings beside its last token, of at most `left`, to a step that has `num_tokens` without."""
         reason = plain_reason(row)
         if reason is not None:
             if row not in self._told:
                 self._told.add(row)
                 log.debug("request %s takes one token a step: %s", row.request.id, reason)
-            return ()
-        known = self._rows.get(row)
-        if known is None:
-            known = self._rows[row] = _Drafted(LookupIndex(row.request.prompt))
-        index = known.index
-        index.extend(row.output[len(index.tokens) - len(row.request.prompt) :])
+            return None
+        if row not in self._rows:
+            self._rows[row] = _Known()
         # The last token that a row may have is never stored.
         most = min(left, row.limit_tokens - len(row.output) - 1)
-        if most <= 0 or known.governor.shadow:
-            return ()
+        return self._proposed(row, self._rows[row], most, num_tokens) if most > 0 else None
+
+    def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
+        raise NotImplementedError
+
+
+class PromptLookup(_Rounds):
+    """Draft tokens are what followed a row's last tokens when they came before, in its prompt or its answer.
+
+    Rows draft while at most `max_rows` of them run.
+    """
+
+    kind = "prompt-lookup"
+
+    def __init__(self, governor: Governor, *, max_rows: int, **options: object) -> None:
+        super().__init__(governor, **options)  # type: ignore[arg-type]
+        self._max_rows = max_rows
+
+    def of(self, rows: Sequence[Row], *, num_running: int) -> tuple[Draft, ...]:
+        return super().of(rows, num_running=num_running) if num_running <= self._max_rows else ()
+
+    def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
+        index = known.index = known.index or LookupIndex(row.request.prompt)
+        index.extend(row.output[len(index.tokens) - len(row.request.prompt) :])
+        if known.governor.shadow:
+            return None
         proposal = index.proposal(most)
         width = self.governor.width(known.governor, len(proposal), num_tokens)
-        if not width and proposal:
+        if not width:
             self.governor.watch(known.governor, proposal)
-        return proposal[:width]
+            return None
+        return Draft(row, width, proposal[:width])
+
+
+class ModelDrafts(_Rounds):
+    """Draft tokens are those of a smaller model, which the engine asks. While a row is paused, the model is looked
+    at now and then, and what it would have said is held against what comes.
+    """
+
+    kind = "draft"
+
+    def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
+        width = self.governor.width(known.governor, most, num_tokens)
+        if width:
+            return Draft(row, width)
+        if known.governor.shadow or len(row.output) < known.look_at:
+            return None
+        known.look_at = len(row.output) + LOOK_TOKENS
+        return Draft(row, most, verified=False)
+
+    def settled(self, row: Row, num_drafted: int, tokens: Sequence[int], num_rows: int) -> None:
+        known = self._rows.get(row)
+        if known is not None and row.looked_at:
+            self.governor.watch(known.governor, row.looked_at)
+            row.looked_at = ()
+        super().settled(row, num_drafted, tokens, num_rows)
 
 
 def plain_reason(row: Row) -> str | None:

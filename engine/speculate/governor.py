@@ -21,11 +21,13 @@ NUM_CONFIRMATIONS = 2
 class Costs:
     """Seconds of a decode forward by how many tokens are in it: medians of the last ones.
 
-    `known` are those of an earlier run, which hold until there are new ones.
+    `known` are those of an earlier run, which hold until there are new ones. While nothing is known, `like` is
+    asked.
     """
 
-    def __init__(self, known: Mapping[int, float] | None = None) -> None:
+    def __init__(self, known: Mapping[int, float] | None = None, like: "Costs | None" = None) -> None:
         self._seconds = dict(known or {})
+        self._like = like
         self._times: dict[int, deque[float]] = {}
         self._num_seen: Counter[int] = Counter()
 
@@ -45,13 +47,16 @@ class Costs:
         """Seconds of a forward of so many tokens; where that is not known, drawn from the widths beside it."""
         if num_tokens in self._seconds:
             return self._seconds[num_tokens]
+        if not self._seconds:
+            return self._like.of(num_tokens) if self._like else _prior(num_tokens)
         below = max((count for count in self._seconds if count < num_tokens), default=None)
         above = min((count for count in self._seconds if count > num_tokens), default=None)
         if below is not None and above is not None:
             share = (num_tokens - below) / (above - below)
             return self._seconds[below] + share * (self._seconds[above] - self._seconds[below])
-        nearest = below or above or 1
-        return self._seconds.get(nearest, 1.0) * _prior(num_tokens) / _prior(nearest)
+        nearest = below or above
+        assert nearest is not None, "one side of it is known"
+        return self._seconds[nearest] * _prior(num_tokens) / _prior(nearest)
 
 
 def _prior(num_tokens: int) -> float:

@@ -49,7 +49,8 @@ Examples:
 """
 
 # Flags of the server in this process.
-OWN_SERVER = ("ctx_size", "chat_template", "adapter", "trust_remote_code")
+DRAFTS = ("draft_kind", "draft_model", "draft_block_size")
+OWN_SERVER = ("ctx_size", "chat_template", "adapter", "trust_remote_code", *DRAFTS)
 STDIN_SILENCE_S = 1.0
 
 

@@ -57,7 +57,7 @@ def prompts_of(task: str) -> tuple[str, ...]:
 
 
 def run(
-    engine: Engine, drafts, prompts: tuple[str, ...], num_new: int, sampling: Sampling
+    engine: Engine, drafts: Drafts, prompts: tuple[str, ...], num_new: int, sampling: Sampling
 ) -> tuple[float, list[list[int]]]:
     """Tokens per second of all rows, and what they said."""
     scheduler = Scheduler(engine.plan(), num_slots=engine.num_slots, memory=engine.memory, drafts=drafts)

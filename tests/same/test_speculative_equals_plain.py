@@ -29,7 +29,7 @@ FREE = Costs({1: 1.0, 64: 1.0})  # several tokens cost what one does
 
 def lookup(max_rows: int = 4) -> PromptLookup:
     """Prompt lookup that always pays."""
-    return PromptLookup(Governor(FREE, FREE), block_size=7, max_rows=max_rows)
+    return PromptLookup(Governor(FREE, FREE), max_rows=max_rows, block_size=7)
 
 
 ARMS = ["portable", *(BACKENDS if "paged" in BACKENDS else [])]

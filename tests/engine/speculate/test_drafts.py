@@ -1,0 +1,147 @@
+"""Who brings draft tokens to a step: turns, bounds, and rows that bring none."""
+
+import dataclasses
+import logging
+
+import pytest
+
+from engine.plan import Draft
+from engine.request import Grammar, Request, Row, Sampling
+from engine.speculate.drafts import LOOK_TOKENS, ModelDrafts, PromptLookup
+from engine.speculate.governor import Costs, Governor
+
+CIRCLE = (1, 2, 3, 4) * 5  # the end of it came before
+
+
+def row(prompt=CIRCLE, *, limit=100, **request) -> Row:
+    return Row(Request("asked", tuple(prompt), **request), limit, 0, None)
+
+
+def governor(*, dear: bool = False) -> Governor:
+    costs = Costs({1: 1.0, 64: 64.0 if dear else 1.0})
+    return Governor(costs, costs)
+
+
+def lookup(*, block_size=7, max_rows=4, dear=False) -> PromptLookup:
+    return PromptLookup(governor(dear=dear), block_size=block_size, max_rows=max_rows)
+
+
+def asked(drafts, rows):
+    return drafts.of(rows, num_running=len(rows))
+
+
+def test_what_followed_before_is_drafted():
+    one = row()
+    assert asked(lookup(), [one]) == (Draft(one, 7, (1, 2, 3, 4, 1, 2, 3)),)
+
+
+def test_the_answer_is_looked_through_as_well():
+    drafts, one = lookup(), row((9, 8, 7))
+    assert asked(drafts, [one]) == ()
+    one.output += [5, 6, 5, 6]
+    assert asked(drafts, [one])[0].tokens == (5, 6, 5, 6, 5, 6, 5)
+
+
+def test_all_rows_together_bring_one_block_and_take_turns():
+    drafts, rows = lookup(), [row() for _ in range(3)]
+    first = [asked(drafts, rows) for _ in range(6)]
+    assert all(sum(draft.num_tokens for draft in step) == 7 for step in first)
+    assert [step[0].row for step in first] == [*rows, *rows]
+
+
+def test_what_one_row_leaves_of_the_block_is_for_the_next():
+    short, long = row(limit=4), row()
+    assert [(d.row, d.num_tokens) for d in asked(lookup(), [short, long])] == [(short, 3), (long, 4)]
+
+
+@pytest.mark.parametrize(("num_output", "num_drafted"), [(0, 7), (92, 7), (93, 6), (98, 1), (99, 0)])
+def test_no_more_than_the_row_may_still_say(num_output, num_drafted):
+    one = row()
+    one.output += [CIRCLE[i % 4] for i in range(num_output)]
+    assert sum(draft.num_tokens for draft in asked(lookup(), [one])) == num_drafted
+
+
+def test_many_rows_at_once_draft_nothing():
+    rows = [row() for _ in range(3)]
+    drafts = lookup(max_rows=2)
+    assert drafts.of(rows[:2], num_running=3) == ()
+    assert drafts.of(rows[:2], num_running=2)
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ({"grammar": Grammar("regex", "a")}, "held to a grammar"),
+        ({"sampling": Sampling(temperature=1.0, mirostat=2)}, "mirostat"),
+    ],
+    ids=["grammar", "mirostat"],
+)
+def test_rows_that_take_one_token_say_why(request_, why, caplog):
+    drafts, one = lookup(), row(**request_)
+    with caplog.at_level(logging.DEBUG):
+        assert asked(drafts, [one]) == asked(drafts, [one]) == ()
+    assert [why in record.message for record in caplog.records] == [True]
+
+
+def test_forced_tokens_are_not_drafted():
+    one = row()
+    one.forced = (3,)
+    assert asked(lookup(), [one]) == ()
+
+
+def test_a_paused_row_is_watched_and_drafts_again():
+    drafts, one = lookup(), row((*CIRCLE, 3, 9, 1))
+    judge = drafts.governor
+    drafts.of([one], num_running=1)
+    known = drafts._rows[one]
+    known.governor.is_paused = True
+    one.output += [1, 2, 3, 4, 1]
+    assert asked(drafts, [one]) == ()
+    assert known.governor.shadow
+    for _ in range(2):
+        tokens = list(known.governor.shadow)
+        one.output += tokens
+        drafts.settled(one, 0, tokens, 1)
+        asked(drafts, [one])
+    assert not known.governor.is_paused
+    assert judge.num_pauses == 0
+
+
+def test_rounds_are_counted():
+    drafts, one = lookup(), row()
+    drafts.of([one], num_running=1)
+    drafts.settled(one, 7, [1, 2, 3], 1)
+    stats = drafts.stats()
+    assert (stats.rounds, stats.proposed, stats.accepted, stats.mean_accepted) == (1, 7, 2, 2.0)
+
+
+def test_ended_rows_are_forgotten():
+    drafts, one = lookup(), row()
+    asked(drafts, [one])
+    drafts.forget(one)
+    drafts.settled(one, 7, [1], 1)
+    assert not drafts._rows
+
+
+def test_a_draft_model_is_looked_at_now_and_then_where_it_does_not_pay():
+    drafts = ModelDrafts(governor(dear=True), block_size=4)
+    one = row()
+    [look] = asked(drafts, [one])
+    assert look == Draft(one, 4, verified=False)
+    assert asked(drafts, [one]) == ()
+    one.looked_at = (7, 7, 7, 7)
+    drafts.settled(one, 0, [7], 1)
+    assert one.looked_at == ()
+    one.output += [1] * LOOK_TOKENS
+    assert asked(drafts, [one]) == ()  # what was looked at is still watched
+    drafts.settled(one, 0, [1], 1)
+    assert asked(drafts, [one]) == (dataclasses.replace(look),)
+
+
+def test_the_policy_says_what_pays():
+    drafts = lookup(block_size=3)
+    policy = drafts.policy()
+    assert policy.kind == "prompt-lookup"
+    assert [verdict.width for verdict in policy.widths] == [1, 2, 3]
+    assert all(verdict.pays for verdict in policy.widths)
+    assert not any(verdict.pays for verdict in lookup(dear=True).policy().widths)

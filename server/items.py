@@ -11,20 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import RequestError
+from server.bodies import Amount, Count, Share
+from server.chat import ChatBody, ReasoningEffort, ToolName
 from server.errors import NotSupported
-from server.validate import (
-    MAX_ECHOED,
-    Amount,
-    ChatBody,
-    Count,
-    JsonSchema,
-    Name,
-    ReasoningEffort,
-    ResponseFormat,
-    Share,
-    ToolName,
-    convert,
-)
+from server.formats import JsonSchema, ResponseFormat
+from server.validate import MAX_ECHOED, Name, convert
 
 MAX_METADATA = 16
 Item = dict[str, Any]

@@ -12,7 +12,10 @@ from msgspec import Meta
 
 from engine.errors import RequestError
 from engine.request import Grammar
-from server.validate import MAX_CHOICES, MAX_ECHOED, ChatBody, GenerationBody, schema_grammar
+from server.bodies import MAX_CHOICES, GenerationBody
+from server.chat import ChatBody
+from server.formats import schema_grammar
+from server.validate import MAX_ECHOED
 
 NO_BOUND = (1 << 31) - 1  # new tokens: more than any context holds
 

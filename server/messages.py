@@ -11,19 +11,11 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import RequestError
+from server.bodies import MAX_STOPS, Amount, Count, Share
+from server.chat import ChatBody, ReasoningEffort, ToolName
 from server.errors import NotSupported
-from server.validate import (
-    MAX_STOPS,
-    Amount,
-    ChatBody,
-    Count,
-    JsonSchema,
-    Name,
-    ReasoningEffort,
-    ResponseFormat,
-    Share,
-    ToolName,
-)
+from server.formats import JsonSchema, ResponseFormat
+from server.validate import Name
 
 # What errors call the fields that a chat request has by other names.
 NAMES = {

@@ -7,10 +7,10 @@ from typing import Any
 from engine.errors import RequestError
 from engine.loop import ServedModel
 from engine.request import Priority
+from server.chat import ChatBody
 from server.conversations import Turn
 from server.generate import Answer, Prompted, chat_prompt, forced_calls
 from server.routes.common import Dialect, Service, begun
-from server.validate import ChatBody
 
 
 @contextlib.contextmanager

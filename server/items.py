@@ -11,13 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import RequestError
-from server.bodies import Amount, Count, Share
+from server.bodies import MAX_LOGPROBS, Amount, Count, Share
 from server.chat import ChatBody, ReasoningEffort, ToolName
 from server.errors import NotSupported
 from server.formats import JsonSchema, ResponseFormat
 from server.validate import MAX_ECHOED, Name, convert
 
 MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
 Item = dict[str, Any]
 
 # What errors call the fields that a chat request has by other names.
@@ -124,7 +125,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "background": (False,),
         "truncation": ("disabled",),
-        "top_logprobs": (0,),
         "prompt_cache_retention": ("in_memory",),
     }
 
@@ -139,7 +139,8 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    include: list[Literal["reasoning.encrypted_content"]] = []
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = []
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     previous_response_id: str | None = None
     store: bool = True
     metadata: Annotated[dict[str, Name], Meta(max_length=MAX_METADATA)] = {}
@@ -161,6 +162,11 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
         """
         if not self.input:
             raise RequestError("input: there is nothing to answer", param="input")
+        with_logprobs = LOGPROBS in self.include
+        if self.top_logprobs and not with_logprobs:
+            raise RequestError(
+                f"top_logprobs: include must have {LOGPROBS} for there to be any", param="top_logprobs"
+            )
         told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         body = ChatBody(
             model=self.model,
@@ -175,6 +181,8 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
             top_p=self.top_p,
             user=self.user,
             prompt_cache_key=self.prompt_cache_key,
+            logprobs=with_logprobs,
+            top_logprobs=self.top_logprobs,
             stream=self.stream,
         )
         body.check()
@@ -203,6 +211,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
             "temperature": self.temperature,
             "text": {"format": {"type": "text"} if format_ is None else _repeated(format_)},
             "tool_choice": self.tool_choice,
+            "top_logprobs": self.top_logprobs,
             "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in self.tools],
             "top_p": self.top_p,
             "truncation": "disabled",

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from engine.errors import RequestError
 from engine.request import Grammar
-from server.bodies import MAX_CHOICES, GenerationBody
+from server.bodies import MAX_CHOICES, MAX_LOGPROBS, GenerationBody
 from server.chat import ChatBody
 from server.formats import schema_grammar
 from server.validate import MAX_ECHOED
@@ -44,7 +44,6 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "id_slot": (-1,),
-        "n_probs": (0,),
         "post_sampling_probs": (False,),
         "timings_per_token": (False,),
         "return_progress": (False,),
@@ -61,6 +60,7 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
 
     prompt: str | list[str | int | list[Part] | PromptObject] | PromptObject
     n_predict: Annotated[int, Meta(ge=-1)] | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: dict[int, Bias] | list[tuple[int, Bias | bool]] = {}  # type: ignore[assignment]  # noqa: RUF012
     return_tokens: bool = False
@@ -100,6 +100,9 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
         if self.n_predict == -1:
             return NO_BOUND
         return self.max_tokens if self.n_predict is None else self.n_predict
+
+    def num_logprobs(self) -> int | None:
+        return self.n_probs or None
 
     def prompts(self) -> list[Prompt]:
         """One entry for each prompt. Raises RequestError where there is none."""

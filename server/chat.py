@@ -13,6 +13,7 @@ from engine.text.filter import Markup
 from engine.text.template import ChatTemplate
 from server.bodies import MAX_LOGPROBS, Count, GenerationBody
 from server.errors import NotSupported
+from server.toolchoice import NamedTool, ToolChoice, forces, names_of
 from server.validate import MAX_ECHOED, convert
 
 # What a template is rendered with belongs to the server, the program that it is above all.
@@ -66,7 +67,7 @@ class ChatBody(GenerationBody, kw_only=True):
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
     tools: list[dict[str, Any]] = []  # noqa: RUF012
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning_effort: ReasoningEffort | None = None
     enable_thinking: bool | None = None
@@ -104,29 +105,21 @@ class ChatBody(GenerationBody, kw_only=True):
 
     def _check_choice(self, names: set[str]) -> None:
         """Hold `tool_choice` against the tools of these names."""
-        if self.tool_choice in ("auto", "none"):
+        chosen = names_of(self.tool_choice)
+        for name in chosen or ():
+            if name not in names:
+                raise RequestError(
+                    f"tool_choice: there is no tool {name[:MAX_ECHOED]!r} that could be called",
+                    param="tool_choice",
+                )
+        if not forces(self.tool_choice):
             return
-        named = self._named_tool()
-        if named is None and self.tool_choice != "required":
-            raise RequestError(
-                'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": …}}',
-                param="tool_choice",
-            )
-        if not names or (named is not None and named not in names):
-            missing = "there are no tools" if named is None else f"there is no tool {named[:MAX_ECHOED]!r}"
-            raise RequestError(f"tool_choice: {missing} that could be called", param="tool_choice")
+        if not names:
+            raise RequestError("tool_choice: there are no tools that could be called", param="tool_choice")
         if self.constraint() is not None:
             raise RequestError(
                 "tool_choice: a call cannot be held to a response_format, grammar or regex", param="tool_choice"
             )
-
-    def _named_tool(self) -> str | None:
-        """The tool that `tool_choice` names, in OpenAI's shape."""
-        if not isinstance(self.tool_choice, dict) or self.tool_choice.get("type") != "function":
-            return None
-        function = self.tool_choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        return name if isinstance(name, str) else None
 
     @property
     def callable(self) -> list[dict[str, Any]]:
@@ -134,17 +127,20 @@ class ChatBody(GenerationBody, kw_only=True):
         return [] if self.tool_choice == "none" else self.tools
 
     @property
+    def allowed(self) -> list[dict[str, Any]]:
+        """The tools whose calls are calls, of those that the model is told of."""
+        names = names_of(self.tool_choice)
+        return [tool for tool in self.callable if names is None or tool["function"]["name"] in names]
+
+    @property
     def calls_in_parallel(self) -> bool:
         """Whether a forced reply may have several calls: a tool that is named is called once."""
-        return self.parallel_tool_calls and self.tool_choice == "required"
+        return self.parallel_tool_calls and not isinstance(self.tool_choice, NamedTool)
 
     @property
     def forced_tools(self) -> list[dict[str, Any]]:
         """The tools of which one has to be called; none where the model may answer as it likes."""
-        if self.tool_choice == "required":
-            return self.tools
-        named = self._named_tool()
-        return [tool for tool in self.tools if named is not None and tool["function"]["name"] == named]
+        return self.allowed if forces(self.tool_choice) else []
 
     @property
     def thinking_tokens(self) -> int | None:

@@ -15,6 +15,7 @@ from server.bodies import MAX_LOGPROBS, Amount, Count, Share
 from server.chat import ChatBody, ReasoningEffort, ToolName
 from server.errors import NotSupported
 from server.formats import JsonSchema, ResponseFormat
+from server.toolchoice import Allowed, AllowedTools, NamedFunction, NamedTool, ToolChoice
 from server.validate import MAX_ECHOED, Name, convert
 
 MAX_METADATA = 16
@@ -95,6 +96,18 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
+class FunctionChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    name: str
+
+    def chat(self) -> NamedTool:
+        return NamedTool(NamedFunction(self.name))
+
+
+class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Meta(min_length=1)]
+
+
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
     """No summaries are made: `auto` asks for as much as there is."""
 
@@ -135,7 +148,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     temperature: Amount | None = None
     top_p: Share | None = None
     tools: list[Item] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
@@ -188,14 +201,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
         body.check()
         return body
 
-    def _choice(self) -> str | dict[str, Any]:
+    def _choice(self) -> ToolChoice:
         choice = self.tool_choice
-        if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-            raise RequestError('tool_choice must be "auto", "none", "required" or a function', param="tool_choice")
-        if isinstance(choice, dict):
-            if set(choice) != {"type", "name"}:
-                raise RequestError('tool_choice must be {"type": "function", "name": …}', param="tool_choice")
-            return {"type": choice["type"], "function": {"name": choice["name"]}}
+        if isinstance(choice, FunctionChoice):
+            return choice.chat()
+        if isinstance(choice, AllowedChoice):
+            return AllowedTools(Allowed(choice.mode, [tool.chat() for tool in choice.tools]))
         return choice
 
     def echoed(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from engine.request import Grammar
 from server.bodies import MAX_CHOICES, MAX_LOGPROBS, GenerationBody
 from server.chat import ChatBody
 from server.formats import schema_grammar
+from server.toolchoice import ToolChoice
 from server.validate import MAX_ECHOED
 
 NO_BOUND = (1 << 31) - 1  # new tokens: more than any context holds
@@ -153,7 +154,7 @@ class TemplateBody(msgspec.Struct, kw_only=True):
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     tools: list[dict[str, Any]] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: ToolChoice = "auto"
     chat_template_kwargs: dict[str, Any] = {}
 
     def chat(self) -> ChatBody:

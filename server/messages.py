@@ -15,6 +15,8 @@ from server.bodies import MAX_STOPS, Amount, Count, Share
 from server.chat import ChatBody, ReasoningEffort, ToolName
 from server.errors import NotSupported
 from server.formats import JsonSchema, ResponseFormat
+from server.toolchoice import NamedFunction, NamedTool
+from server.toolchoice import ToolChoice as OpenAIChoice
 from server.validate import Name
 
 # What errors call the fields that a chat request has by other names.
@@ -164,15 +166,15 @@ class CountBody(msgspec.Struct, kw_only=True):
             else:
                 yield from _heard(message.role, message.content, where)
 
-    def _choice(self) -> str | dict[str, Any]:
+    def _choice(self) -> OpenAIChoice:
         choice = self.tool_choice
         if choice is None:
             return "auto"
         if (choice.name is None) == (choice.type == "tool"):
             raise RequestError("tool_choice: the type tool has a name, and no other", param="tool_choice")
-        if choice.type == "tool":
-            return {"type": "function", "function": {"name": choice.name}}
-        return "required" if choice.type == "any" else choice.type
+        if choice.name is not None:
+            return NamedTool(NamedFunction(choice.name))
+        return "none" if choice.type == "none" else "required" if choice.type == "any" else "auto"
 
 
 class MessagesBody(CountBody, kw_only=True):

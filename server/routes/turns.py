@@ -54,7 +54,7 @@ async def next_turn(service: Service, dialect: Dialect, body: ChatBody, priority
         prompted,
         priority,
         thinking_tokens=body.thinking_tokens,
-        tools=required or turn.tools,
+        tools=body.allowed,
         parallel_calls=body.parallel_tool_calls,
         **forcing,
     )

@@ -254,6 +254,27 @@ async def test_logprobs_are_those_of_the_text(tmp_path: Path) -> None:
     assert none["output"][1]["content"][0]["logprobs"] == []
 
 
+async def test_tools_that_are_not_allowed_are_told_of_and_not_called(tmp_path: Path) -> None:
+    text = f"So.\n{CALL}\n{OTHER}"
+    asked = HI | {"tools": TOOLS}
+
+    def choice(mode: str) -> dict[str, Any]:
+        return {"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [SUB]}}
+
+    async with served(checkpoint(tmp_path / "a", PLAIN), sampler=script(text), seed=0) as service:
+        await service.answer(RESPONSES, asked)
+        response = await answered(service, asked | choice("auto"))
+        assert len({row.request.prompt for row in service.engine.rows}) == 1
+    said, call = response["output"]
+    assert said["content"][0]["text"] == f"So.\n{CALL}\n"
+    assert call["name"] == "sub"
+    assert response["tool_choice"] == choice("auto")["tool_choice"]
+    async with served(checkpoint(tmp_path / "b", PLAIN), seed=0) as service:
+        forced = await answered(service, asked | choice("required") | {"parallel_tool_calls": False})
+    assert [item["name"] for item in forced["output"]] == ["sub"]
+
+
+SUB = {"type": "function", "name": "sub"}
 IMAGE = {"type": "input_image", "image_url": "http://tiny/x.png"}
 
 
@@ -274,7 +295,10 @@ IMAGE = {"type": "input_image", "image_url": "http://tiny/x.png"}
         ({"tools": [{"type": "web_search"}]}, 501, "tools[0]"),
         ({"tools": [{"type": "function", "name": "a b"}]}, 400, "tools[0].name"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, 400, "tool_choice.tools"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [SUB]}}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": [SUB]}}, 400, "tool_choice.mode"),
+        ({"tool_choice": {"type": "custom", "name": "sub"}}, 400, "tool_choice.type"),
         ({"reasoning": {"effort": "high"}}, 400, "reasoning.effort"),
         ({"reasoning": {"summary": "detailed"}}, 400, "reasoning.summary"),
         ({"text": {"format": {"type": "json_schema"}}}, 400, "text.format"),

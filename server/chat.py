@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from engine.errors import RequestError
 from engine.text.filter import Markup
-from engine.text.template import ChatTemplate
+from engine.text.template import ChatTemplate, text_of
 from server.bodies import MAX_LOGPROBS, Count, GenerationBody
 from server.errors import NotSupported
 from server.toolchoice import NamedTool, ToolChoice, forces, names_of
@@ -73,6 +73,8 @@ class ChatBody(GenerationBody, kw_only=True):
     enable_thinking: bool | None = None
     thinking_budget: Annotated[int, Meta(ge=-1)] | None = None
     chat_template_kwargs: dict[str, Any] = {}  # noqa: RUF012
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
@@ -88,6 +90,7 @@ class ChatBody(GenerationBody, kw_only=True):
                 raise RequestError(f"tools[{index}]: there are two tools {name!r}", param=f"tools[{index}]")
             names.add(name)
         self._check_choice(names)
+        self._check_beginning()
         if reserved := sorted(RESERVED_FOR_TEMPLATES & self.chat_template_kwargs.keys()):
             raise RequestError(
                 f"chat_template_kwargs: {reserved[0]} is not the request's to set", param="chat_template_kwargs"
@@ -119,6 +122,23 @@ class ChatBody(GenerationBody, kw_only=True):
         if self.constraint() is not None:
             raise RequestError(
                 "tool_choice: a call cannot be held to a response_format, grammar or regex", param="tool_choice"
+            )
+
+    def _check_beginning(self) -> None:
+        """Hold the last message against what can be gone on from, if it is to be."""
+        where = "continue_final_message"
+        if self.continue_final_message == self.add_generation_prompt:
+            raise RequestError(f"{where}: true goes with add_generation_prompt false, neither alone", param=where)
+        if not self.continue_final_message:
+            return
+        last = self.messages[-1]
+        if last["role"] != "assistant" or last.get("tool_calls") or not text_of(last.get("content")).strip():
+            raise RequestError(f"{where}: the last message must be the assistant's, of text alone", param=where)
+        if forces(self.tool_choice):
+            raise RequestError("tool_choice: a text that goes on is no call", param="tool_choice")
+        if self.constraint() is not None:
+            raise RequestError(
+                f"{where}: a text that goes on cannot be held to a response_format, grammar or regex", param=where
             )
 
     @property

@@ -150,12 +150,14 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 class TemplateBody(msgspec.Struct, kw_only=True):
     """`POST /apply-template`: what of a chat request decides its prompt."""
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_generation_prompt": (True,)}
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     tools: list[dict[str, Any]] = []
     tool_choice: ToolChoice = "auto"
     chat_template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
 
     def chat(self) -> ChatBody:
         """The chat request that would have this prompt. Raises RequestError or NotSupported."""
@@ -164,6 +166,8 @@ class TemplateBody(msgspec.Struct, kw_only=True):
             tools=self.tools,
             tool_choice=self.tool_choice,
             chat_template_kwargs=self.chat_template_kwargs,
+            continue_final_message=self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt,
         )
         body.check()
         return body

@@ -22,6 +22,7 @@ from server.validate import Name
 # What errors call the fields that a chat request has by other names.
 NAMES = {
     "system": "system",
+    "continue_final_message": "messages",
     "stop": "stop_sequences",
     "enable_thinking": "thinking",
     "thinking_budget": "thinking.budget_tokens",
@@ -132,9 +133,15 @@ class CountBody(msgspec.Struct, kw_only=True):
     def chat(self) -> ChatBody:
         """The same as a chat request, which is checked. Raises RequestError and NotSupported."""
         thinking, asked = self.thinking, self.output_config or OutputConfig()
+        turns = list(self._turns())
+        begins = self._begins()
+        if turns[-1]["role"] == "assistant" and not begins and len(turns) > 1:
+            del turns[-1]
         body = ChatBody(
             model=self.model,
-            messages=list(self._turns()),
+            messages=turns,
+            continue_final_message=begins,
+            add_generation_prompt=not begins,
             tools=[_tool(index, tool) for index, tool in enumerate(self.tools)],
             tool_choice=self._choice(),
             parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
@@ -166,6 +173,24 @@ class CountBody(msgspec.Struct, kw_only=True):
             else:
                 yield from _heard(message.role, message.content, where)
 
+    def _begins(self) -> bool:
+        """Whether the last turn begins the answer: the assistant's, if something is said in it.
+
+        Raises RequestError where it is none that an answer can go on from.
+        """
+        last, where = self.messages[-1], f"messages[{len(self.messages) - 1}]"
+        if last.role != "assistant":
+            return False
+        blocks = last.content if isinstance(last.content, list) else []
+        said = last.content if isinstance(last.content, str) else ""
+        calls = any(isinstance(block, ToolUseBlock) for block in blocks)
+        if calls or any(isinstance(block, ThinkingBlock) for block in blocks[-1:]):
+            raise RequestError(f"{where}: an answer that is begun ends with text, and calls nothing", param=where)
+        text = said + "".join(block.text for block in blocks if isinstance(block, TextBlock))
+        if text != text.rstrip():
+            raise RequestError(f"{where}: an answer that is begun must not end in white space", param=where)
+        return bool(text)
+
     def _choice(self) -> OpenAIChoice:
         choice = self.tool_choice
         if choice is None:
@@ -187,12 +212,6 @@ class MessagesBody(CountBody, kw_only=True):
     top_k: Annotated[int, Meta(ge=0)] | None = None
     stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOPS)] = []
     metadata: Metadata | None = None
-
-    def chat(self) -> ChatBody:
-        if self.messages[-1].role == "assistant":
-            where = f"messages[{len(self.messages) - 1}]"
-            raise RequestError(f"{where}: an answer cannot be begun for the assistant here", param=where)
-        return super().chat()
 
     def _more(self) -> dict[str, Any]:
         return {

@@ -41,7 +41,11 @@ async def apply_template(request: Request) -> Response:
     body = (await read_body(request, TemplateBody)).chat()
     template = (await bridge.model()).template
     render = functools.partial(
-        template.render, body.messages, tools=body.callable, arguments=body.chat_template_kwargs
+        template.render,
+        body.messages,
+        tools=body.callable,
+        arguments=body.chat_template_kwargs,
+        continues=body.continue_final_message,
     )
     return json_response({"prompt": await bridge.text_work(render)})
 

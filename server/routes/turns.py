@@ -34,9 +34,12 @@ async def prompted_turn(service: Service, body: ChatBody) -> tuple[ServedModel, 
         body.template_arguments(model.template, model.markup),
         body.cache_salt,
         body.prompt_cache_key,
+        body.continue_final_message,
     )
     messages = service.conversations.filled(model, turn) if body.cache_prompt else body.messages
-    prompted = await chat_prompt(service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments)
+    prompted = await chat_prompt(
+        service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments, continues=turn.continues
+    )
     return model, turn, prompted
 
 

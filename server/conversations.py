@@ -14,6 +14,7 @@ from engine.cache.prefix import num_same
 from engine.errors import MlxcelError
 from engine.loop import ServedModel
 from engine.request import Request
+from engine.text.template import text_of
 from engine.text.toolcalls import Tools
 from server.bridge import Bridge
 from server.echo import Echo
@@ -25,13 +26,23 @@ PLACEHOLDERS = ("A", "b")  # two users' turns that have no beginning in common
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What was rendered for one answer, and how its prompt is kept; `messages` as the client sent them."""
+    """What was rendered for one answer, and how its prompt is kept; `messages` as the client sent them. An answer
+    that `continues` goes on from the last of them.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Tools = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str = ""
     prompt_cache_key: str = ""
+    continues: bool = False
+
+    def answered(self, text: str) -> list[Mapping[str, Any]]:
+        """The messages and, as the last of them, what is answered by `text`."""
+        if not self.continues:
+            return [*self.messages, {"role": "assistant", "content": text}]
+        *before, begun = self.messages
+        return [*before, {**begun, "content": text_of(begun.get("content")) + text}]
 
 
 class Conversations:
@@ -60,8 +71,14 @@ class Conversations:
         """
         if not self._keeps or choice.calls or not choice.text:
             return
-        if choice.reasoning:
-            self._echo.keep(self._scope(model, turn), turn.messages, choice.text, choice.reasoning)
+        if turn.continues and choice.reasoning:
+            return  # its thought begins in the text that it goes on from
+        *before, whole = turn.answered(choice.text)
+        thought = choice.reasoning
+        if turn.continues:
+            thought = self.filled(model, turn)[-1].get("reasoning_content") or ""
+        if thought:
+            self._echo.keep(self._scope(model, turn), before, whole["content"], thought)
         if self._warms_up and num_choices == 1:
             task = asyncio.ensure_future(self._warm_up(model, turn, choice.text))
             self.tasks.add(task)
@@ -80,8 +97,7 @@ class Conversations:
         """What the next prompt begins with, and one token more; None where that is nothing."""
         prompts = []
         for text in PLACEHOLDERS:
-            said = {"role": "assistant", "content": answer}
-            messages = [*turn.messages, said, {"role": "user", "content": text}]
+            messages = [*turn.answered(answer), {"role": "user", "content": text}]
             filled = self._echo.filled(self._scope(model, turn), messages)
             prompts.append(
                 await chat_prompt(self._bridge, model, filled, tools=turn.tools, arguments=turn.arguments)

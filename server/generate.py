@@ -26,9 +26,11 @@ from engine.request import (
     Timings,
     TokenLogprob,
 )
+from engine.text.continued import Continued
 from engine.text.filter import Markup
 from engine.text.forcedcalls import call_grammar, forced
 from engine.text.parts import Part
+from engine.text.template import begun_by
 from engine.text.tokens import REPLACEMENT, Tokens
 from engine.text.toolcalls import ToolCalls, Tools
 from server.bridge import Bridge, Events
@@ -215,11 +217,15 @@ async def chat_prompt(
     *,
     tools: Tools = (),
     arguments: Mapping[str, Any] | None = None,
+    continues: bool = False,
 ) -> Prompted:
-    """Render a conversation and tokenize it, off the event loop. Raises RequestError."""
+    """Render a conversation, whose last message it `continues` or not, and tokenize it, off the event loop.
+
+    Raises RequestError.
+    """
 
     def render() -> tuple[str, list[int], tuple[int, ...]]:
-        text = model.template.render(messages, tools=tools, arguments=arguments)
+        text = model.template.render(messages, tools=tools, arguments=arguments, continues=continues)
         ids = _encode(model, text, add_special=False, param="messages")
         if not model.cuts_at_turns:
             return text, ids, ()
@@ -227,13 +233,26 @@ async def chat_prompt(
         return text, ids, model.template.boundaries(messages, ids, encode, tools=tools, arguments=arguments)
 
     text, ids, boundaries = await bridge.text_work(render)
-    markup = model.markup.behind(text, calls=bool(tools)) if tools or model.markup.reasons else None
+    markup = None
+    if tools or model.markup.reasons:
+        begun = begun_by(messages[-1]) if continues else ""
+        markup = _behind(model.markup.behind(text.removesuffix(begun), calls=bool(tools)), begun)
 
     def message_at(token: int) -> int | None:
         before = model.tokens.decode(ids[:token]).rstrip(REPLACEMENT)
         return model.template.message_at(messages, before, tools=tools, arguments=arguments)
 
     return Prompted([ids], "messages", message_at, boundaries, markup)
+
+
+def _behind(markup: Markup, begun: str) -> Markup:
+    """`markup`, of a reply of which the prompt has `begun`. Raises RequestError where that is half a call."""
+    if not begun:
+        return markup
+    continued = Continued.of(markup, begun)
+    if continued.breaks_off_in_call:
+        raise RequestError("messages: a call that has begun cannot be gone on from", param="messages")
+    return continued
 
 
 async def text_prompts(

@@ -11,22 +11,15 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import RequestError
+from server.bodies import MAX_LOGPROBS, Amount, Count, Share
+from server.chat import ChatBody, ReasoningEffort, ToolName
 from server.errors import NotSupported
-from server.validate import (
-    MAX_ECHOED,
-    Amount,
-    ChatBody,
-    Count,
-    JsonSchema,
-    Name,
-    ReasoningEffort,
-    ResponseFormat,
-    Share,
-    ToolName,
-    convert,
-)
+from server.formats import JsonSchema, ResponseFormat
+from server.toolchoice import Allowed, AllowedTools, NamedFunction, NamedTool, ToolChoice
+from server.validate import MAX_ECHOED, Name, convert
 
 MAX_METADATA = 16
+LOGPROBS = "message.output_text.logprobs"
 Item = dict[str, Any]
 
 # What errors call the fields that a chat request has by other names.
@@ -103,6 +96,18 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
+class FunctionChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    name: str
+
+    def chat(self) -> NamedTool:
+        return NamedTool(NamedFunction(self.name))
+
+
+class AllowedChoice(msgspec.Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[FunctionChoice], Meta(min_length=1)]
+
+
 class ReasoningOptions(msgspec.Struct, forbid_unknown_fields=True):
     """No summaries are made: `auto` asks for as much as there is."""
 
@@ -133,7 +138,6 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "background": (False,),
         "truncation": ("disabled",),
-        "top_logprobs": (0,),
         "prompt_cache_retention": ("in_memory",),
     }
 
@@ -144,11 +148,12 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     temperature: Amount | None = None
     top_p: Share | None = None
     tools: list[Item] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: Literal["auto", "none", "required"] | FunctionChoice | AllowedChoice = "auto"
     parallel_tool_calls: bool = True
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
-    include: list[Literal["reasoning.encrypted_content"]] = []
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] = []
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     previous_response_id: str | None = None
     store: bool = True
     metadata: Annotated[dict[str, Name], Meta(max_length=MAX_METADATA)] = {}
@@ -170,6 +175,11 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
         """
         if not self.input:
             raise RequestError("input: there is nothing to answer", param="input")
+        with_logprobs = LOGPROBS in self.include
+        if self.top_logprobs and not with_logprobs:
+            raise RequestError(
+                f"top_logprobs: include must have {LOGPROBS} for there to be any", param="top_logprobs"
+            )
         told = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         body = ChatBody(
             model=self.model,
@@ -184,19 +194,19 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
             top_p=self.top_p,
             user=self.user,
             prompt_cache_key=self.prompt_cache_key,
+            logprobs=with_logprobs,
+            top_logprobs=self.top_logprobs,
             stream=self.stream,
         )
         body.check()
         return body
 
-    def _choice(self) -> str | dict[str, Any]:
+    def _choice(self) -> ToolChoice:
         choice = self.tool_choice
-        if isinstance(choice, str) and choice not in ("auto", "none", "required"):
-            raise RequestError('tool_choice must be "auto", "none", "required" or a function', param="tool_choice")
-        if isinstance(choice, dict):
-            if set(choice) != {"type", "name"}:
-                raise RequestError('tool_choice must be {"type": "function", "name": …}', param="tool_choice")
-            return {"type": choice["type"], "function": {"name": choice["name"]}}
+        if isinstance(choice, FunctionChoice):
+            return choice.chat()
+        if isinstance(choice, AllowedChoice):
+            return AllowedTools(Allowed(choice.mode, [tool.chat() for tool in choice.tools]))
         return choice
 
     def echoed(self) -> dict[str, Any]:
@@ -212,6 +222,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
             "temperature": self.temperature,
             "text": {"format": {"type": "text"} if format_ is None else _repeated(format_)},
             "tool_choice": self.tool_choice,
+            "top_logprobs": self.top_logprobs,
             "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in self.tools],
             "top_p": self.top_p,
             "truncation": "disabled",

@@ -12,7 +12,11 @@ from msgspec import Meta
 
 from engine.errors import RequestError
 from engine.request import Grammar
-from server.validate import MAX_CHOICES, MAX_ECHOED, ChatBody, GenerationBody, schema_grammar
+from server.bodies import MAX_CHOICES, MAX_LOGPROBS, GenerationBody
+from server.chat import ChatBody
+from server.formats import schema_grammar
+from server.toolchoice import ToolChoice
+from server.validate import MAX_ECHOED
 
 NO_BOUND = (1 << 31) - 1  # new tokens: more than any context holds
 
@@ -41,7 +45,6 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "id_slot": (-1,),
-        "n_probs": (0,),
         "post_sampling_probs": (False,),
         "timings_per_token": (False,),
         "return_progress": (False,),
@@ -58,6 +61,7 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
 
     prompt: str | list[str | int | list[Part] | PromptObject] | PromptObject
     n_predict: Annotated[int, Meta(ge=-1)] | None = None
+    n_probs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] = 0
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     logit_bias: dict[int, Bias] | list[tuple[int, Bias | bool]] = {}  # type: ignore[assignment]  # noqa: RUF012
     return_tokens: bool = False
@@ -97,6 +101,9 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
         if self.n_predict == -1:
             return NO_BOUND
         return self.max_tokens if self.n_predict is None else self.n_predict
+
+    def num_logprobs(self) -> int | None:
+        return self.n_probs or None
 
     def prompts(self) -> list[Prompt]:
         """One entry for each prompt. Raises RequestError where there is none."""
@@ -143,12 +150,14 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 class TemplateBody(msgspec.Struct, kw_only=True):
     """`POST /apply-template`: what of a chat request decides its prompt."""
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_generation_prompt": (True,)}
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     tools: list[dict[str, Any]] = []
-    tool_choice: str | dict[str, Any] = "auto"
+    tool_choice: ToolChoice = "auto"
     chat_template_kwargs: dict[str, Any] = {}
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
 
     def chat(self) -> ChatBody:
         """The chat request that would have this prompt. Raises RequestError or NotSupported."""
@@ -157,6 +166,8 @@ class TemplateBody(msgspec.Struct, kw_only=True):
             tools=self.tools,
             tool_choice=self.tool_choice,
             chat_template_kwargs=self.chat_template_kwargs,
+            continue_final_message=self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt,
         )
         body.check()
         return body

@@ -1,9 +1,9 @@
-"""Logprobs in OpenAI's two shapes: a list of tokens for chat, four lists side by side for completions.
+"""Logprobs in the shapes of the dialects: lists of tokens, or for OpenAI's completions four lists side by side.
 
 A token that is no whole characters is written by its bytes. Knows no routes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,14 +23,31 @@ class Logprobs:
 def chat_body(tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
     """The `logprobs` of a chat choice or of one of its chunks."""
 
+    return {"content": listed(tokens, spell), "refusal": None}
+
+
+def listed(tokens: Sequence[TokenLogprob], spell: Spell, *, with_ids: bool = False) -> list[dict[str, Any]]:
+    """One entry for each token, with those that were likely in its place; `with_ids`: as llama-server has them."""
+
     def entry(token: int, logprob: float) -> dict[str, Any]:
         spelled = spell(token)
-        return {"token": _text(spelled), "logprob": logprob, "bytes": list(spelled)}
+        own = {"id": token} if with_ids else {}
+        return {**own, "token": _text(spelled), "logprob": logprob, "bytes": list(spelled)}
 
-    content = [
+    return [
         {**entry(one.token, one.logprob), "top_logprobs": [entry(*pair) for pair in one.top]} for one in tokens
     ]
-    return {"content": content, "refusal": None}
+
+
+def without_bytes(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries of `listed` as events of OpenAI's Responses have them."""
+
+    def spelled(entry: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: entry[name] for name in ("token", "logprob")}
+
+    return [
+        {**spelled(entry), "top_logprobs": [spelled(top) for top in entry["top_logprobs"]]} for entry in entries
+    ]
 
 
 def completion_body(tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:

@@ -11,23 +11,18 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import RequestError
+from server.bodies import MAX_STOPS, Amount, Count, Share
+from server.chat import ChatBody, ReasoningEffort, ToolName
 from server.errors import NotSupported
-from server.validate import (
-    MAX_STOPS,
-    Amount,
-    ChatBody,
-    Count,
-    JsonSchema,
-    Name,
-    ReasoningEffort,
-    ResponseFormat,
-    Share,
-    ToolName,
-)
+from server.formats import JsonSchema, ResponseFormat
+from server.toolchoice import NamedFunction, NamedTool
+from server.toolchoice import ToolChoice as OpenAIChoice
+from server.validate import Name
 
 # What errors call the fields that a chat request has by other names.
 NAMES = {
     "system": "system",
+    "continue_final_message": "messages",
     "stop": "stop_sequences",
     "enable_thinking": "thinking",
     "thinking_budget": "thinking.budget_tokens",
@@ -138,9 +133,15 @@ class CountBody(msgspec.Struct, kw_only=True):
     def chat(self) -> ChatBody:
         """The same as a chat request, which is checked. Raises RequestError and NotSupported."""
         thinking, asked = self.thinking, self.output_config or OutputConfig()
+        turns = list(self._turns())
+        begins = self._begins()
+        if turns[-1]["role"] == "assistant" and not begins and len(turns) > 1:
+            del turns[-1]
         body = ChatBody(
             model=self.model,
-            messages=list(self._turns()),
+            messages=turns,
+            continue_final_message=begins,
+            add_generation_prompt=not begins,
             tools=[_tool(index, tool) for index, tool in enumerate(self.tools)],
             tool_choice=self._choice(),
             parallel_tool_calls=not (self.tool_choice and self.tool_choice.disable_parallel_tool_use),
@@ -172,15 +173,33 @@ class CountBody(msgspec.Struct, kw_only=True):
             else:
                 yield from _heard(message.role, message.content, where)
 
-    def _choice(self) -> str | dict[str, Any]:
+    def _begins(self) -> bool:
+        """Whether the last turn begins the answer: the assistant's, if something is said in it.
+
+        Raises RequestError where it is none that an answer can go on from.
+        """
+        last, where = self.messages[-1], f"messages[{len(self.messages) - 1}]"
+        if last.role != "assistant":
+            return False
+        blocks = last.content if isinstance(last.content, list) else []
+        said = last.content if isinstance(last.content, str) else ""
+        calls = any(isinstance(block, ToolUseBlock) for block in blocks)
+        if calls or any(isinstance(block, ThinkingBlock) for block in blocks[-1:]):
+            raise RequestError(f"{where}: an answer that is begun ends with text, and calls nothing", param=where)
+        text = said + "".join(block.text for block in blocks if isinstance(block, TextBlock))
+        if text != text.rstrip():
+            raise RequestError(f"{where}: an answer that is begun must not end in white space", param=where)
+        return bool(text)
+
+    def _choice(self) -> OpenAIChoice:
         choice = self.tool_choice
         if choice is None:
             return "auto"
         if (choice.name is None) == (choice.type == "tool"):
             raise RequestError("tool_choice: the type tool has a name, and no other", param="tool_choice")
-        if choice.type == "tool":
-            return {"type": "function", "function": {"name": choice.name}}
-        return "required" if choice.type == "any" else choice.type
+        if choice.name is not None:
+            return NamedTool(NamedFunction(choice.name))
+        return "none" if choice.type == "none" else "required" if choice.type == "any" else "auto"
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -193,12 +212,6 @@ class MessagesBody(CountBody, kw_only=True):
     top_k: Annotated[int, Meta(ge=0)] | None = None
     stop_sequences: Annotated[list[str], Meta(max_length=MAX_STOPS)] = []
     metadata: Metadata | None = None
-
-    def chat(self) -> ChatBody:
-        if self.messages[-1].role == "assistant":
-            where = f"messages[{len(self.messages) - 1}]"
-            raise RequestError(f"{where}: an answer cannot be begun for the assistant here", param=where)
-        return super().chat()
 
     def _more(self) -> dict[str, Any]:
         return {

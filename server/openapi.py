@@ -15,11 +15,13 @@ import msgspec
 
 from engine.request import PRIORITIES
 from server.auth import OPEN_PATHS
+from server.bodies import CompletionBody
+from server.chat import ChatBody, Message, Tool
 from server.errors import Shape, shape_of
 from server.items import ResponsesBody
 from server.llama import DetokenizeBody, NativeCompletionBody, TemplateBody, TokenizeBody
 from server.messages import CountBody, MessagesBody
-from server.validate import MEANINGLESS, ChatBody, CompletionBody, Message, Tool, neutral_of
+from server.validate import MEANINGLESS, neutral_of
 
 REFERENCE = "#/components/schemas/"
 

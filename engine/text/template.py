@@ -24,6 +24,8 @@ _THINKING_FIELD = re.compile(r"""message\.thinking|message\[["']thinking|["']thi
 # What a template shows that takes system turns anywhere, and one that takes the first.
 _ANYWHERE = ("system", "system", "user", "assistant", "system", "user")
 _FIRST = ("system", "user")
+# Put behind a text that is to be gone on from, so that its end is found whatever the template makes of it.
+_GOES_ON = "goes-on-here-7c41d0"
 _TOOLS_PROMPT = """You can call these functions:
 {tools}
 To call one, answer with a JSON object between tags:
@@ -71,11 +73,13 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         arguments: Mapping[str, Any] | None = None,
         ends: bool = False,
+        continues: bool = False,
     ) -> str:
-        """The prompt for the assistant's next turn, generation prompt included unless it `ends` with the messages.
+        """The prompt for the assistant's next turn, generation prompt included unless it `ends` with the messages,
+        or `continues` the last of them: then it ends with that one's text.
 
-        Raises NoChatTemplate for a base model, RequestError for a message no template can take, TemplateFailed
-        when the template refuses or fails.
+        Raises NoChatTemplate for a base model, RequestError for a message no template can take or one whose text
+        a prompt cannot end with, TemplateFailed when the template refuses or fails.
         """
         if self._apply is None:
             raise NoChatTemplate(
@@ -85,8 +89,10 @@ class ChatTemplate:
             )
         turns = [self._normalized(index, message) for index, message in enumerate(messages)]
         extra = dict(arguments or {})
-        if ends:
+        if ends or continues:
             extra["add_generation_prompt"] = False
+        if continues:
+            turns[-1]["content"] += _GOES_ON
         if self._knows_tools:
             extra["tools"] = [dict(tool) for tool in tools] or None
         else:
@@ -94,9 +100,10 @@ class ChatTemplate:
         if any(turn["role"] == "system" for turn in turns):
             turns = self._with_systems_placed(turns)
         try:
-            return self._apply(turns, **extra)
+            text = self._apply(turns, **extra)
         except Exception as fault:
             raise TemplateFailed(f"the chat template refused these messages: {fault}", param="messages") from fault
+        return _cut(text, begun_by(messages[-1])) if continues else text
 
     def _with_systems_placed(self, turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The turns with system turns where the template shows them."""
@@ -195,6 +202,23 @@ class ChatTemplate:
 def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:
     """A message's content as one text."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content or ())
+
+
+def begun_by(message: Message) -> str:
+    """What a prompt that goes on from `message` ends with: its text, but for white space before it."""
+    return text_of(message.get("content")).lstrip()
+
+
+def _cut(text: str, begun: str) -> str:
+    """A rendered `text` up to where `begun` goes on. Raises RequestError where it does not have it as it is."""
+    before, mark, _ = text.partition(_GOES_ON)
+    if not mark or text.count(mark) > 1 or not before.endswith(begun):
+        raise RequestError(
+            "messages: the chat template does not show the text of the last message as it is, so that nothing can "
+            "go on from it",
+            param="messages",
+        )
+    return before
 
 
 def _with_systems_told(turns: Sequence[dict[str, Any]], *, keep_first: bool) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.request import TokenLogprob
+from server.chat import ChatBody
 from server.generate import Answer
 from server.logprobs import Spell, chat_body
 from server.reply import CallArguments, CallBegun, Choice, Finish, Reason, Reasoning, Text
@@ -22,7 +23,6 @@ from server.routes.common import (
     service_of,
 )
 from server.routes.turns import next_turn
-from server.validate import ChatBody
 
 
 class ChatDialect(Dialect):

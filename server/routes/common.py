@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from engine.errors import RequestError
 from engine.loop import ServedModel
 from engine.request import PRIORITIES, Grammar, Priority, TokenLogprob
+from server.bodies import GenerationBody
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.continued import Responses
@@ -26,7 +27,7 @@ from server.record import record_of
 from server.reply import CallArguments, CallBegun, Choice, Finish, Prefilled, Reasoning, Text
 from server.running import RunningRequests
 from server.sse import DONE, ClientGone, Comment, EventStream, unless_gone
-from server.validate import MAX_ECHOED, Body, GenerationBody, parse
+from server.validate import MAX_ECHOED, Body, parse
 
 if TYPE_CHECKING:
     from server.exposition import Exposition

@@ -4,7 +4,7 @@ A stream has a frame for each piece of text and one for the end of each answer, 
 follows the last.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -12,8 +12,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.loop import ServedModel
+from engine.request import TokenLogprob
 from server.generate import Answer, Prompted, text_prompts
 from server.llama import NativeCompletionBody, projected
+from server.logprobs import Logprobs, Spell, listed
 from server.reply import Finish, Prefilled, Reason, Text
 from server.routes.common import (
     FramedDialect,
@@ -44,26 +46,38 @@ class NativeDialect(FramedDialect):
     async def frames(self, answer: Answer) -> AsyncIterator[Any]:
         told: dict[int, int] = {}  # tokens of each choice that frames had
         texts: dict[int, str] = {}
+        likely: dict[int, list[TokenLogprob]] = {}  # those for the next frame of each choice
         async for piece in answer.pieces():
             match piece:
                 case Text(choice=choice, text=text):
                     texts[choice] = texts.get(choice, "") + text
                     tokens = answer.usage.tokens[choice]
-                    yield self._said(choice, text, tokens[told.get(choice, 0) :], len(tokens))
+                    said = self._said(choice, text, tokens[told.get(choice, 0) :], len(tokens))
+                    yield said | self._probabilities(likely.pop(choice, ()), answer.spell)
                     told[choice] = len(tokens)
+                case Logprobs(choice=choice, tokens=logprobs):
+                    likely.setdefault(choice, []).extend(logprobs)
                 case Finish(choice=choice, reason=reason):
                     rest = answer.usage.tokens[choice][told.get(choice, 0) :]
                     ended = self._ended(answer, choice, texts.get(choice, ""), reason)
-                    yield projected(ended | {"content": "", "tokens": rest}, self._body.response_fields)
+                    ended |= {"content": "", "tokens": rest}
+                    ended |= self._probabilities(likely.pop(choice, ()), answer.spell)
+                    yield projected(ended, self._body.response_fields)
                 case Prefilled(done=done, total=total):
                     yield Comment(f"prefill {done}/{total}")
 
     async def folded(self, answer: Answer) -> Any:
-        ended = [
-            projected(self._ended(answer, number, choice.text, choice.reason), self._body.response_fields)
-            for number, choice in enumerate(await answer.fold())
-        ]
+        ended = []
+        for number, choice in enumerate(await answer.fold()):
+            told = self._ended(answer, number, choice.text, choice.reason)
+            if answer.logprobs is not None:
+                told |= self._probabilities(answer.logprobs[number], answer.spell)
+            ended.append(projected(told, self._body.response_fields))
         return ended[0] if self._body.is_one else ended
+
+    def _probabilities(self, tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
+        """Those of the tokens of a text, where they are asked for and there are any."""
+        return {"completion_probabilities": listed(tokens, spell, with_ids=True)} if tokens else {}
 
     def _said(self, choice: int, text: str, tokens: list[int], num_tokens: int) -> dict[str, Any]:
         return {
@@ -91,6 +105,7 @@ class NativeDialect(FramedDialect):
                 **settings_body(body.sampling(self.model.default_sampling), body.n_predict or body.max_tokens),
                 "n_ctx": self.model.context_length,
                 "model": self._served_name,
+                "n_probs": body.n_probs,
                 "stop": list(body.stops()),
                 "stream": body.stream,
                 "ignore_eos": body.ignore_eos,

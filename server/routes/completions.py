@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.request import TokenLogprob
+from server.bodies import CompletionBody
 from server.generate import Answer, text_prompts
 from server.logprobs import Spell, completion_body
 from server.reply import Choice, Finish, Reason, Text
@@ -22,7 +23,6 @@ from server.routes.common import (
     respond,
     service_of,
 )
-from server.validate import CompletionBody
 
 
 class CompletionDialect(Dialect):

@@ -17,6 +17,7 @@ from server.continued import Responses
 from server.errors import error_body, json_response
 from server.generate import Answer, Usage
 from server.items import NAMES, Item, ResponsesBody
+from server.logprobs import Logprobs, listed, without_bytes
 from server.reply import CallArguments, CallBegun, Finish, Prefilled, Reason, Reasoning, Text
 from server.routes.common import (
     FramedDialect,
@@ -44,6 +45,7 @@ class ResponseDialect(FramedDialect):
         self._kept = kept if body.store else None
         self._numbers = itertools.count()
         self._open = False  # whether the last item goes on
+        self._logprobs: list[dict[str, Any]] = []  # of what comes next; told where that is text
         self._output: list[Item] = []
         self._response: dict[str, Any] = {
             "id": request_id,
@@ -64,12 +66,14 @@ class ResponseDialect(FramedDialect):
         yield self._event("response.in_progress", response=dict(self._response))
         try:
             async for piece in answer.pieces():
-                if isinstance(piece, Prefilled):
-                    yield Comment(f"prefill {piece.done}/{piece.total}")
-                    continue
-                if isinstance(piece, Text | Reasoning | CallBegun | CallArguments | Finish):
-                    for event in self._written(piece, answer.usage):
-                        yield event
+                match piece:
+                    case Prefilled(done=done, total=total):
+                        yield Comment(f"prefill {done}/{total}")
+                    case Logprobs(tokens=tokens):
+                        self._logprobs = listed(tokens, answer.spell)
+                    case _:
+                        for event in self._written(piece, answer.usage):
+                            yield event
         except MlxcelError as error:
             for event in self._end("incomplete"):
                 yield event
@@ -96,12 +100,14 @@ class ResponseDialect(FramedDialect):
                 self._output[-1]["arguments"] += text
                 yield self._of_item("response.function_call_arguments.delta", delta=text)
             case Finish(reason=reason):
+                if self._logprobs and self._is_open("message"):  # of tokens that became no character
+                    yield from self._said("message", "")
                 yield from self._end("incomplete" if reason == "length" else "completed")
                 yield self._finished(reason, usage)
 
     def _said(self, kind: str, text: str) -> Iterator[Named]:
         """More of an item of text of that kind."""
-        if not self._open or self._output[-1]["type"] != kind:
+        if not self._is_open(kind):
             yield from self._begin(
                 {"type": "message", "role": "assistant", "content": []}
                 if kind == "message"
@@ -116,8 +122,16 @@ class ResponseDialect(FramedDialect):
             yield self._of_item("response.content_part.added", content_index=0, part=dict(part))
         part = self._output[-1]["content"][0]
         part["text"] += text
-        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        more: dict[str, Any] = {}
+        if kind == "message":
+            part["logprobs"] += self._logprobs
+            more = {"logprobs": without_bytes(self._logprobs)}
+            self._logprobs = []
         yield self._of_item(f"response.{part['type']}.delta", content_index=0, delta=text, **more)
+
+    def _is_open(self, kind: str) -> bool:
+        """Whether an item of that kind goes on."""
+        return self._open and self._output[-1]["type"] == kind
 
     def _begin(self, item: Item) -> Iterator[Named]:
         yield from self._end("completed")
@@ -140,7 +154,7 @@ class ResponseDialect(FramedDialect):
             yield self._of_item("response.function_call_arguments.done", **done)
         else:
             part = item["content"][0]
-            more: dict[str, Any] = {"logprobs": []} if item["type"] == "message" else {}
+            more = {"logprobs": without_bytes(part["logprobs"])} if item["type"] == "message" else {}
             yield self._of_item(f"response.{part['type']}.done", content_index=0, text=part["text"], **more)
             yield self._of_item("response.content_part.done", content_index=0, part=part)
         yield self._event("response.output_item.done", output_index=len(self._output) - 1, item=item)

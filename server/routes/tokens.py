@@ -40,8 +40,13 @@ async def apply_template(request: Request) -> Response:
     bridge = service_of(request).bridge
     body = (await read_body(request, TemplateBody)).chat()
     template = (await bridge.model()).template
-    tools = body.tools if body.tool_choice == "auto" else ()
-    render = functools.partial(template.render, body.messages, tools=tools, arguments=body.chat_template_kwargs)
+    render = functools.partial(
+        template.render,
+        body.messages,
+        tools=body.callable,
+        arguments=body.chat_template_kwargs,
+        continues=body.continue_final_message,
+    )
     return json_response({"prompt": await bridge.text_work(render)})
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from engine.errors import RequestError
 from engine.loop import ServedModel
 from engine.request import Priority
+from server.chat import ChatBody
 from server.conversations import Turn
 from server.generate import Answer, Prompted, chat_prompt, forced_calls
 from server.routes.common import Dialect, Service, begun
-from server.validate import ChatBody
 
 
 @contextlib.contextmanager
@@ -34,9 +34,12 @@ async def prompted_turn(service: Service, body: ChatBody) -> tuple[ServedModel, 
         body.template_arguments(model.template, model.markup),
         body.cache_salt,
         body.prompt_cache_key,
+        body.continue_final_message,
     )
     messages = service.conversations.filled(model, turn) if body.cache_prompt else body.messages
-    prompted = await chat_prompt(service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments)
+    prompted = await chat_prompt(
+        service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments, continues=turn.continues
+    )
     return model, turn, prompted
 
 
@@ -54,7 +57,7 @@ async def next_turn(service: Service, dialect: Dialect, body: ChatBody, priority
         prompted,
         priority,
         thinking_tokens=body.thinking_tokens,
-        tools=required or turn.tools,
+        tools=body.allowed,
         parallel_calls=body.parallel_tool_calls,
         **forcing,
     )

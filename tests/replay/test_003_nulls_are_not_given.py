@@ -6,9 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from server.bodies import CompletionBody
+from server.chat import ChatBody
 from server.items import ResponsesBody
 from server.messages import MessagesBody
-from server.validate import MEANINGLESS, ChatBody, CompletionBody, neutral_of
+from server.validate import MEANINGLESS, neutral_of
 from tests.serving import CHAT, COMPLETIONS, MESSAGES, RESPONSES, served
 
 pytestmark = pytest.mark.anyio

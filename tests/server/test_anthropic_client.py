@@ -53,6 +53,19 @@ def test_a_message_streamed_is_a_message_folded(client: anthropic.Anthropic) -> 
     assert text_of(cut) == said[: said.index(said[4:6])]
 
 
+def test_an_answer_that_is_begun_goes_on(client: anthropic.Anthropic) -> None:
+    asked = ASKED | {"messages": [*ASKED["messages"], {"role": "assistant", "content": "Well"}]}
+    whole = client.messages.create(**asked)
+    Message.model_validate(whole.model_dump(), strict=True)
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == text_of(whole)
+    counted = client.messages.count_tokens(**{name: asked[name] for name in ("model", "system", "messages")})
+    assert counted.input_tokens == whole.usage.input_tokens + (whole.usage.cache_read_input_tokens or 0)
+    asked["messages"][-1]["content"] += " "
+    with pytest.raises(anthropic.BadRequestError, match="white space"):
+        client.messages.create(**asked)
+
+
 def test_errors_come_as_the_clients_types(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError, match="served: tiny"):
         client.messages.create(**ASKED | {"model": "claude"})

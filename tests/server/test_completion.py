@@ -78,6 +78,32 @@ async def test_tokens_are_told_where_they_are_asked_for(tiny: Path) -> None:
         assert [frame["tokens_predicted"] for frame in frames] == [1, 3, 4]
 
 
+@pytest.mark.parametrize("stop", [[], ["€"], ["wo"]], ids=str)
+async def test_probabilities_are_told_with_their_text(tiny: Path, stop: list[str]) -> None:
+    text = "one é € two"
+    async with served(tiny, sampler=script(text)) as service:
+        body = BODY | {"n_probs": 3, "stop": stop}
+        whole = await service.answer(PATH, body)
+        frames = await streamed(service, body)
+        raw = await service.answer(COMPLETIONS, BODY | {"logprobs": 3, "stop": stop})
+        none = await service.answer(PATH, BODY | {"n_probs": 0})
+        refused = await service.post(PATH, BODY | {"n_probs": 21})
+    told = whole["completion_probabilities"]
+    assert whole["generation_settings"]["n_probs"] == 3
+    assert [one["id"] for one in told] == tokens_of(whole["content"])
+    for one in told:
+        assert one.keys() == {"id", "token", "bytes", "logprob", "top_logprobs"}
+        assert [top.keys() for top in one["top_logprobs"]] == [{"id", "token", "bytes", "logprob"}] * 3
+        assert one["logprob"] <= 0
+    assert [one["logprob"] for one in told] == raw["choices"][0]["logprobs"]["token_logprobs"]
+    assert [one for frame in frames for one in frame.get("completion_probabilities", ())] == told
+    for frame in frames[:-1]:
+        spelled = b"".join(bytes(one["bytes"]) for one in frame["completion_probabilities"])
+        assert spelled.decode() == frame["content"]
+    assert "completion_probabilities" not in none
+    assert "<= 20" in refused.json()["error"]["message"]
+
+
 async def test_counts_and_timings(tiny: Path) -> None:
     async with served(tiny) as service:
         body = {"prompt": list(range(40)), "n_predict": 4, "temperature": 0}
@@ -155,7 +181,7 @@ async def test_parts_of_the_answer(tiny: Path) -> None:
 
 REFUSED: dict[str, Any] = {
     "id_slot": 0,
-    "n_probs": 5,
+    "n_probs": 21,
     "post_sampling_probs": True,
     "timings_per_token": True,
     "return_progress": True,

@@ -166,6 +166,28 @@ def test_the_official_client_parses_them(tiny: Path) -> None:
             type(chunk).model_validate(chunk.model_dump(), strict=True)
             told += [one for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content or ()]
         assert [one.model_dump() for one in told] == [one.model_dump() for one in content]
+        response: Any = {
+            "model": "tiny",
+            "input": "hi",
+            "max_output_tokens": 6,
+            "temperature": 0,
+            "top_logprobs": 2,
+            "include": ["message.output_text.logprobs"],
+        }
+        answer = client.responses.create(**response)
+        type(answer).model_validate(answer.model_dump(), strict=True)
+        *_, item = answer.output
+        assert item.type == "message"
+        assert item.content[0].type == "output_text"
+        tokens = [(one.token, one.logprob) for one in item.content[0].logprobs or ()]
+        assert tokens == [(one.token, one.logprob) for one in content]
+        told = []
+        for event in client.responses.create(**response, stream=True):
+            type(event).model_validate(event.model_dump(), strict=True)
+            if event.type == "response.output_text.delta":
+                assert not any(one.model_extra for one in event.logprobs)
+                told += [(one.token, one.logprob) for one in event.logprobs]
+        assert told == tokens
         raw = client.completions.create(model="tiny", prompt="once", max_tokens=4, logprobs=2)
         type(raw).model_validate(raw.model_dump(), strict=True)
         assert raw.choices[0].logprobs is not None

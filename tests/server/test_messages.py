@@ -208,7 +208,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://tiny/x.png"}}
             400,
             "messages[0].content[0]",
         ),
-        ({"messages": [*HI["messages"], {"role": "assistant", "content": "I"}]}, 400, "messages[1]"),
+        ({"messages": [*HI["messages"], {"role": "assistant", "content": "I "}]}, 400, "messages[1]"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, 501, "tools[0]"),
         ({"tools": [{"name": "add"}]}, 400, "tools[0]"),
         ({"tool_choice": {"type": "any"}}, 400, "tool_choice"),

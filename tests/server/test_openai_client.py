@@ -111,6 +111,42 @@ def test_completions_streamed_are_completions_folded(client: openai.OpenAI) -> N
             assert texts == [text + choice.text for text, choice in zip(before, plain.choices, strict=True)]
 
 
+def test_an_answer_that_is_begun_goes_on(client: openai.OpenAI) -> None:
+    go_on = {"continue_final_message": True, "add_generation_prompt": False}
+    turns = [*messages(), {"role": "assistant", "content": "Well"}]
+    whole = client.chat.completions.create(messages=turns, extra_body=go_on, **ASKED)
+    strict(whole)
+    chunks = client.chat.completions.create(messages=turns, extra_body=go_on, stream=True, **ASKED)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert said == whole.choices[0].message.content
+
+
+def test_a_tool_that_is_allowed_has_to_be_called(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools: Any = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("a", "b")]
+    allowed: Any = {"mode": "required", "tools": [{"type": "function", "function": {"name": "b"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    answer = client.chat.completions.create(
+        messages=messages(),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        **ASKED | {"max_tokens": 200},
+    )
+    assert [call.function.name for call in answer.choices[0].message.tool_calls or ()] == ["b"]  # type: ignore[union-attr]
+    flat: Any = [{"type": "function", "name": tool["function"]["name"], "parameters": schema} for tool in tools]
+    response = client.responses.create(
+        model="tiny",
+        input="hi",
+        tools=flat,
+        tool_choice={"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "b"}]},
+        parallel_tool_calls=False,
+        temperature=0,
+    )
+    Response.model_validate(response.model_dump(), strict=True)
+    assert [item.name for item in response.output if item.type == "function_call"] == ["b"]
+
+
 def test_the_clients_own_fold(client: openai.OpenAI) -> None:
     cut = client.chat.completions.create(messages=messages(), **ASKED).choices[0].message.content
     assert cut

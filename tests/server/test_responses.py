@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from server.continued import Responses
 from server.errors import UnknownResponse
 from server.items import turns_of
+from server.logprobs import without_bytes
 from tests.replies import CALL, OTHER
 from tests.serving import RESPONSES, Served, served, tokens_of
 from tests.serving import ScriptedSampler as Script
@@ -57,15 +58,23 @@ def folded(events: list[dict[str, Any]]) -> dict[str, Any]:
                 assert event["content_index"] == len(item["content"])
                 item["content"].append(event["part"])
             case ["content_part", "done"]:
-                assert event["part"] == item["content"][event["content_index"]]
+                part = item["content"][event["content_index"]]
+                if event["part"].get("logprobs"):
+                    assert without_bytes(event["part"]["logprobs"]) == part["logprobs"]
+                    part["logprobs"] = event["part"]["logprobs"]
+                assert event["part"] == part
             case ["function_call_arguments", "delta"]:
                 item["arguments"] += event["delta"]
             case ["function_call_arguments", "done"]:
                 assert (event["name"], event["arguments"]) == (item["name"], item["arguments"])
             case ["output_text" | "reasoning_text", "delta"]:
-                item["content"][event["content_index"]]["text"] += event["delta"]
+                part = item["content"][event["content_index"]]
+                part["text"] += event["delta"]
+                if "logprobs" in part:
+                    part["logprobs"] += event["logprobs"]
             case ["output_text" | "reasoning_text", "done"]:
-                assert event["text"] == item["content"][event["content_index"]]["text"]
+                part = item["content"][event["content_index"]]
+                assert (event["text"], event.get("logprobs")) == (part["text"], part.get("logprobs"))
             case _:
                 raise AssertionError(kind)
     last = events[-1]
@@ -230,6 +239,42 @@ async def test_an_answer_keeps_to_a_schema_and_calls_are_forced(tmp_path: Path) 
     assert (call["name"], json.loads(call["arguments"])) == ("sub", {"a": 1})
 
 
+async def test_logprobs_are_those_of_the_text(tmp_path: Path) -> None:
+    text = f"I plan.\n</think>\n\nFirst é.\n{CALL}"
+    asked = HI | {"tools": TOOLS, "include": ["message.output_text.logprobs"]}
+    async with served(checkpoint(tmp_path, THINKING), sampler=script(text), seed=0) as service:
+        response = await answered(service, asked | {"top_logprobs": 2})
+        bare = await answered(service, asked)
+        none = await answered(service, HI)
+    [part] = response["output"][1]["content"]
+    assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode() == part["text"] == "First é."
+    assert {len(one["top_logprobs"]) for one in part["logprobs"]} == {2}
+    assert (response["top_logprobs"], none["top_logprobs"]) == (2, 0)
+    assert [one["top_logprobs"] for one in bare["output"][1]["content"][0]["logprobs"]] == [[]] * 9
+    assert none["output"][1]["content"][0]["logprobs"] == []
+
+
+async def test_tools_that_are_not_allowed_are_told_of_and_not_called(tmp_path: Path) -> None:
+    text = f"So.\n{CALL}\n{OTHER}"
+    asked = HI | {"tools": TOOLS}
+
+    def choice(mode: str) -> dict[str, Any]:
+        return {"tool_choice": {"type": "allowed_tools", "mode": mode, "tools": [SUB]}}
+
+    async with served(checkpoint(tmp_path / "a", PLAIN), sampler=script(text), seed=0) as service:
+        await service.answer(RESPONSES, asked)
+        response = await answered(service, asked | choice("auto"))
+        assert len({row.request.prompt for row in service.engine.rows}) == 1
+    said, call = response["output"]
+    assert said["content"][0]["text"] == f"So.\n{CALL}\n"
+    assert call["name"] == "sub"
+    assert response["tool_choice"] == choice("auto")["tool_choice"]
+    async with served(checkpoint(tmp_path / "b", PLAIN), seed=0) as service:
+        forced = await answered(service, asked | choice("required") | {"parallel_tool_calls": False})
+    assert [item["name"] for item in forced["output"]] == ["sub"]
+
+
+SUB = {"type": "function", "name": "sub"}
 IMAGE = {"type": "input_image", "image_url": "http://tiny/x.png"}
 
 
@@ -250,13 +295,19 @@ IMAGE = {"type": "input_image", "image_url": "http://tiny/x.png"}
         ({"tools": [{"type": "web_search"}]}, 501, "tools[0]"),
         ({"tools": [{"type": "function", "name": "a b"}]}, 400, "tools[0].name"),
         ({"tool_choice": "required"}, 400, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, 400, "tool_choice.tools"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [SUB]}}, 400, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "none", "tools": [SUB]}}, 400, "tool_choice.mode"),
+        ({"tool_choice": {"type": "custom", "name": "sub"}}, 400, "tool_choice.type"),
         ({"reasoning": {"effort": "high"}}, 400, "reasoning.effort"),
         ({"reasoning": {"summary": "detailed"}}, 400, "reasoning.summary"),
         ({"text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
         ({"text": {"verbosity": "low"}}, 400, "text.verbosity"),
         ({"text": {"format": {"type": "json_schema", "schema": {"$ref": "x"}}}}, 400, "text.format.schema"),
-        ({"include": ["message.output_text.logprobs"]}, 400, "include[0]"),
+        ({"include": ["file_search_call.results"]}, 400, "include[0]"),
+        ({"top_logprobs": 2}, 400, "top_logprobs"),
+        ({"top_logprobs": 2, "include": ["reasoning.encrypted_content"]}, 400, "top_logprobs"),
+        ({"top_logprobs": 21, "include": ["message.output_text.logprobs"]}, 400, "top_logprobs"),
     ],
 )
 async def test_what_does_not_act_is_refused_by_name(

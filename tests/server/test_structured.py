@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 from engine.request import Grammar
-from server.validate import ChatBody, parse
+from server.chat import ChatBody
+from server.validate import parse
 from tests.serving import CHAT, COMPLETIONS, Served, served, settle, tokens_of
 
 pytestmark = pytest.mark.anyio

@@ -58,11 +58,16 @@ async def test_a_template_gives_the_prompt_that_chat_has(tiny: Path) -> None:
     ]
     tools = [{"type": "function", "function": {"name": "add"}}]
     async with served(tiny) as service:
-        for more in ({}, {"tools": tools}, {"tools": tools, "tool_choice": "none"}):
+        for more in (
+            {},
+            {"tools": tools},
+            {"tools": tools, "tool_choice": "none"},
+            {"tools": tools, "tool_choice": "required"},
+        ):
             prompt = (await service.answer("/apply-template", {"messages": messages, **more}))["prompt"]
             await service.answer(CHAT, {"messages": messages, **more, "max_tokens": 1})
             assert list(service.engine.rows[-1].request.prompt) == tokens_of(prompt)
-            assert ("add" in prompt) == ("tools" in more and "tool_choice" not in more)
+            assert ("add" in prompt) == ("tools" in more and more.get("tool_choice") != "none")
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {

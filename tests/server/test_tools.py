@@ -125,6 +125,22 @@ async def test_tools_that_are_none_are_refused_by_name(tiny: Path, tool: Any, pa
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+def allowing(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_tools_that_are_not_allowed_are_told_of_and_not_called(tmp_path: Path) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(f"{CALL}\n{OTHER}")) as service:
+        choice = await answered(service, TOOLS | {"tool_choice": allowing("sub")})
+        other = await answered(service, TOOLS | {"tool_choice": allowing("sub", "add")})
+        await service.answer(CHAT, TOOLS)
+        assert len({row.request.prompt for row in service.engine.rows}) == 1
+    assert called(choice) == [("sub", {})]
+    assert choice["message"]["content"] == f"{CALL}\n"
+    assert called(other) == [("add", {"a": 2}), ("sub", {})]
+
+
 UNITS = {
     "type": "object",
     "properties": {"unit": {"enum": ["c", "f"]}},
@@ -139,7 +155,11 @@ FORCED: list[dict[str, Any]] = [
 @pytest.mark.parametrize("template", [PLAIN, THINKS_ITSELF])
 @pytest.mark.parametrize(
     ("choice", "names"),
-    [("required", {"heat", "cool"}), ({"type": "function", "function": {"name": "cool"}}, {"cool"})],
+    [
+        ("required", {"heat", "cool"}),
+        ({"type": "function", "function": {"name": "cool"}}, {"cool"}),
+        (allowing("cool", mode="required"), {"cool"}),
+    ],
 )
 async def test_a_call_is_forced(tmp_path: Path, template: str, choice: Any, names: set[str]) -> None:
     """Whatever a model with random weights would say."""
@@ -163,6 +183,8 @@ async def test_a_call_is_forced(tmp_path: Path, template: str, choice: Any, name
         {"tool_choice": "any"},
         {"tool_choice": {"type": "function", "function": {"name": "mul"}}},
         {"tool_choice": {"type": "function"}},
+        {"tool_choice": allowing("add", "mul")},
+        {"tool_choice": allowing("add", mode="required"), "regex": "a"},
         {"tool_choice": "required", "tools": []},
         {"tool_choice": "required", "response_format": {"type": "json_object"}},
     ],

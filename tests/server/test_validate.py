@@ -7,9 +7,12 @@ import pytest
 
 from engine.errors import RequestError
 from engine.request import Sampling
+from server.bodies import CompletionBody
+from server.chat import ChatBody
 from server.errors import NotSupported
-from server.validate import MEANINGLESS, NEUTRAL, ChatBody, CompletionBody, parse
+from server.validate import MEANINGLESS, parse
 
+NEUTRAL = CompletionBody.NEUTRAL
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine.errors import NoChatTemplate, RequestError, TemplateFailed
-from engine.text.template import ChatTemplate
+from engine.text.template import ChatTemplate, begun_by
 
 
 def rendered(messages, source="{{ tools }}", **options):
@@ -164,6 +164,28 @@ def test_a_turn_that_is_rewritten_begins_nowhere():
     template = ChatTemplate(forgetful)
     prompt = template.render(CONVERSATION)
     assert template.boundaries(CONVERSATION, prompt, str) == (len(prompt),)
+
+
+@pytest.mark.parametrize("apply", [plainly, lambda turns, **_: f"{turns[-1]['content'].strip()}<end>"])
+@pytest.mark.parametrize("text", ["two", " two", "two ", "<think>two"])
+def test_a_prompt_ends_with_the_text_that_it_goes_on_from(apply, text):
+    turns = [*CONVERSATION[:2], {"role": "assistant", "content": [{"type": "text", "text": text}]}]
+    prompt = ChatTemplate(apply).render(turns, continues=True)
+    assert prompt.endswith(text.lstrip())
+    assert apply is not plainly or prompt == f"[system:s][user:one][assistant:{text}"
+    assert begun_by(turns[-1]) == text.lstrip()
+
+
+@pytest.mark.parametrize(
+    "show", [lambda text: "", lambda text: text.upper(), lambda text: text * 2, lambda text: text.split("t")[-1]]
+)
+def test_a_text_that_a_template_does_not_show_is_refused(show):
+    def apply(turns, **_):
+        return "".join(show(turn["content"]) for turn in turns)
+
+    with pytest.raises(RequestError, match="last message") as refused:
+        ChatTemplate(apply).render(CONVERSATION[:3], continues=True)
+    assert refused.value.param == "messages"
 
 
 def test_which_message_a_text_breaks_off_in():

@@ -1,5 +1,6 @@
 """Fixtures that several rooms share."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,16 +9,33 @@ from huggingface_hub import constants
 
 from engine.model.pull import ensure
 from engine.probe import Verdicts
+from engine.remembered import Remembered
+from mlxcel_cli import session
 from tests.tiny import write_checkpoint
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _verdicts_kept_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Probes of tiny checkpoints are kept between tests, and not in this person's own cache."""
+    """Probes of tiny checkpoints are kept between tests, and not in this person's own cache; nor is what pays."""
     kept = Verdicts(tmp_path_factory.mktemp("probes"))
+    drafts = Remembered(tmp_path_factory.mktemp("drafts"))
     with pytest.MonkeyPatch.context() as patch:
-        for user in ("engine.engine", "engine.model.inspect"):
+        for user in ("engine.engine", "engine.model.inspect", "engine.speculate.drafter"):
             patch.setattr(f"{user}.Verdicts", lambda folder: kept)
+        patch.setattr("engine.engine.Remembered", lambda folder: drafts)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _not_ended() -> Iterator[None]:
+    """No test ends the process that runs the others, however slowly its server shuts down."""
+
+    def end(code: int) -> None:
+        raise AssertionError(f"this process would have ended with {code}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", end)
+        patch.setattr(session, "GRACE_S", 60.0)
         yield
 
 

@@ -154,7 +154,9 @@ def test_a_piped_chat_with_a_failed_turn_ends_with_1(double, address, mlxcel):
         ),
         (["chat", "--api-key", "k"], 2, "--api-key is for the server at --server"),
         (["run", "a", "-m", "b", "-p", "x"], 2, "two models are named: a and b"),
-        (["run", "-p", "x", "--draft-model", "y"], 2, "No such option: --draft-model"),
+        (["run", "-p", "x", "--node-role", "y"], 2, "No such option: --node-role"),
+        (["run", "-p", "x", "--draft-kind", "draft"], 1, "draft_kind draft needs a draft_model"),
+        (["run", "-p", "x", "--draft-model", "nonesuch"], 1, "no model is known as 'nonesuch'"),
         (["run", "-p", "x", "--temp", "hot"], 2, "Invalid value for '--temp'"),
         (["run", "-p", "x", "--top-p", "2"], 2, "Invalid value for '--top-p'"),
         (["run", "-p", "x", "-m", "nonesuch"], 1, "no model is known as 'nonesuch'"),
@@ -172,7 +174,7 @@ def test_what_a_person_can_mend_is_one_line_and_a_hint(arguments, code, error, m
 
 
 def test_a_flag_that_is_to_arrive_is_known(mlxcel):
-    assert "hint: --draft-model has not arrived" in mlxcel("run", "--draft-model", "x").err
+    assert "hint: --node-role has not arrived" in mlxcel("run", "--node-role", "x").err
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

@@ -12,6 +12,7 @@ from engine.engine import Engine
 from engine.errors import ConfigError
 from engine.kernels import leaves
 from engine.probe import probe
+from engine.remembered import Remembered
 from engine.request import Sampling
 from engine.speculate.drafter import CATCH_UP_TOKENS, Drafter
 from tests.engines import Watched, drive
@@ -162,11 +163,11 @@ def test_from_checkpoints_and_across_runs(tmp_path):
 
 
 def test_a_file_that_is_damaged_is_found_out_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLXCEL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("engine.engine.Remembered", lambda folder: Remembered(tmp_path / "drafts"))
     model = write_checkpoint(tmp_path / "model", "llama")
     config = EngineConfig(model=model, draft_kind="prompt-lookup")
     Engine.open(config).drafts.close()
-    [kept] = (tmp_path / "home" / "drafts").glob("*.json")
+    [kept] = (tmp_path / "drafts").glob("*.json")
     for text in ("{", "[]", '{"plain_s": {"1": -1}, "rounds_s": {}, "accepted": 0, "wrong": 0}', '{"plain_s": 3}'):
         kept.write_text(text)
         assert Engine.open(config).drafts.policy().plain_step_ms is None

@@ -236,7 +236,11 @@ class EngineConfig:
                 "draft_kind", f"draft_kind {kind} has no use for a draft_model; leave one of them out"
             )
         if kind == "draft" and self.draft_model is None:
-            raise ConfigError("draft_model", "draft_kind draft needs a draft_model")
+            raise ConfigError(
+                "draft_model",
+                "draft_kind draft needs a draft_model",
+                hint="a draft model is a smaller one of the same family",
+            )
         if kind == "auto":
             return "none" if self.draft_model is None else "draft"
         return cast(Drafting, kind)

@@ -78,7 +78,11 @@ def speculation_of(
         return Speculation(NoDrafts())
     if kind == "mtp":
         model_type = loaded.config.get("model_type", "model class")
-        raise ConfigError("draft_kind", f"mlx-lm's {model_type} keeps no extra heads that could draft")
+        raise ConfigError(
+            "draft_kind",
+            f"mlx-lm's {model_type} keeps no extra heads that could draft",
+            hint="draft_kind prompt-lookup needs none",
+        )
     if mode != "spans":
         raise ConfigError(
             "draft_kind",

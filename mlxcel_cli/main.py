@@ -41,8 +41,8 @@ COMMANDS = (
 # fmt: off
 ARRIVING = frozenset({
     "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--threads", "--node-role",
-    "--serving-bind", "--prefill-peers", "--decode-peers", "--log-level", "--log-format", "--no-warmup", "--no-web",
-    "--chat-template-args", "--stall-timeout", "--cache-dtype",
+    "--serving-bind", "--prefill-peers", "--decode-peers", "--log-level", "--log-format", "--no-warmup",
+    "--no-web", "--chat-template-args", "--stall-timeout", "--cache-dtype",
 })
 # fmt: on
 

@@ -71,11 +71,6 @@ class Tick:
     def prefill_tokens(self) -> int:
         return sum(piece.num_tokens for piece in self.prefill)
 
-    @property
-    def decode_tokens(self) -> int:
-        """The rows' last tokens and what they have drafted."""
-        return len(self.decode) + sum(draft.num_tokens for draft in self.drafts if draft.verified)
-
     def __bool__(self) -> bool:
         return bool(self.prefill or self.decode or self.preempt)
 

@@ -34,7 +34,7 @@ class Drafts(Protocol):
         ...
 
     def measured(self, tick: Tick, seconds: float) -> None:
-        """A step without prompts took so long."""
+        """A step without prompts took so long; what came of it is not settled yet."""
         ...
 
     def forget(self, row: Row) -> None:
@@ -141,8 +141,11 @@ class _Rounds:
             self.close()
 
     def measured(self, tick: Tick, seconds: float) -> None:
-        costs = self.governor.rounds if tick.drafts else self.governor.plain
-        costs.measured(tick.decode_tokens, seconds)
+        num_drafted = sum(draft.row.num_drafted for draft in tick.drafts)
+        if num_drafted:
+            self.governor.rounds.measured(len(tick.decode) + num_drafted, seconds)
+        elif not tick.drafts:
+            self.governor.plain.measured(len(tick.decode), seconds)
 
     def forget(self, row: Row) -> None:
         self._rows.pop(row, None)

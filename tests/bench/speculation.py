@@ -1,16 +1,20 @@
 """Prompt lookup against one token a step, in turn: tasks that copy, free talk, and several streams.
 
-    python -m tests.bench.speculation [MODEL] [--new 160] [--repeats 3] [--tasks copy edit quote chat streams]
+    python -m tests.bench.speculation [MODEL] [--new 160] [--repeats 3] [--temp 0]
+       [--tasks copy edit quote chat streams] [--drafter-layers N]
 
 Each arm is a server's loop over the same engine's weights, without a network: requests in, tokens out. A rate is
 tokens over the seconds from the first token to the last, over all streams; figures are medians of the repeats, and
-ratios are of the arms of one repeat. Answers of both arms are compared.
+ratios are of the arms of one repeat. Answers of both arms are compared. With `--drafter-layers` the model's own
+first layers draft, in place of prompt lookup.
 """
 
 import argparse
 import dataclasses
 import statistics
+import tempfile
 import time
+from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -18,6 +22,8 @@ from engine.model.pull import ensure
 from engine.request import Request, Row, Sampling
 from engine.scheduler import Scheduler
 from engine.speculate.drafts import Drafts, NoDrafts
+from engine.speculate.governor import Costs, Evidence, Governor
+from tests.bench.checkpoint import shallow_checkpoint
 
 FUNCTION = '''def total_price(items, tax_rate, discount=0.0):
     """Return the total price of all items, with tax and discount."""
@@ -74,11 +80,26 @@ def run(
         if not started_s and all(row.prefilled for row in rows):
             started_s, before = time.perf_counter(), sum(len(row.output) for row in rows)
         tick_s = time.perf_counter()
-        scheduler.settle(engine.run(tick))
+        events = engine.run(tick)
         if tick.decode and not tick.prefill:
             drafts.measured(tick, time.perf_counter() - tick_s)
+        scheduler.settle(events)
     seconds = time.perf_counter() - started_s
     return (sum(len(row.output) for row in rows) - before) / seconds, [row.output for row in rows]
+
+
+def opened(model: Path, folder: Path, drafter_layers: int | None) -> Engine:
+    """An engine that knows nothing of earlier runs."""
+    config = EngineConfig(
+        model=model, draft_kind="prompt-lookup", prompt_lookup_max_batch=len(CHATS), no_prompt_cache=True
+    )
+    if drafter_layers is not None:
+        shallow = shallow_checkpoint(model, folder, drafter_layers)
+        config = dataclasses.replace(config, draft_kind="draft", draft_model=shallow)
+    engine = Engine.open(config)
+    plain = Costs()
+    engine.drafts.governor = Governor(plain, Costs(like=plain))
+    return engine
 
 
 def main() -> None:
@@ -88,14 +109,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--temp", type=float, default=0.0)
     parser.add_argument("--tasks", nargs="+", default=[*TASKS, "streams"])
+    parser.add_argument("--drafter-layers", type=int)
     asked = parser.parse_args()
-    config = EngineConfig(
-        model=ensure(asked.model), draft_kind="prompt-lookup", prompt_lookup_max_batch=4, no_prompt_cache=True
-    )
-    engine = Engine.open(config)
+    with tempfile.TemporaryDirectory() as folder:
+        engine = opened(ensure(asked.model), Path(folder), asked.drafter_layers)
     sampling = Sampling(temperature=asked.temp)
     for task in asked.tasks:
         prompts = prompts_of(task)
+        engine.drafts.governor.overall = Evidence()
         run(engine, engine.drafts, prompts, 48, sampling)  # records the steps and measures them
         rates: dict[str, list[float]] = {"plain": [], "drafted": []}
         counts = dataclasses.replace(engine.drafts.counts)
@@ -116,8 +137,9 @@ def main() -> None:
             f"{accepted:.2f} accepted in each, {engine.drafts.governor.num_pauses} pauses",
             flush=True,
         )
-    costs = engine.drafts.governor.plain.table()
-    print("ms by tokens in a step:", {count: round(seconds * 1000, 1) for count, seconds in costs.items()})
+    for name in ("plain", "rounds"):
+        costs = getattr(engine.drafts.governor, name).table()
+        print(f"{name}, ms by tokens in a step:", {count: round(s * 1000, 1) for count, s in costs.items()})
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from engine.plan import Draft
+from engine.plan import Draft, Tick
 from engine.request import Grammar, Request, Row, Sampling
 from engine.speculate.drafts import LOOK_TOKENS, ModelDrafts, PromptLookup
 from engine.speculate.governor import Costs, Governor
@@ -113,6 +113,18 @@ def test_rounds_are_counted():
     drafts.settled(one, 7, [1, 2, 3], 1)
     stats = drafts.stats()
     assert (stats.rounds, stats.proposed, stats.accepted, stats.mean_accepted) == (1, 7, 2, 2.0)
+
+
+def test_steps_are_measured_by_what_was_in_them():
+    """What is only looked at is no step of its own, and a draft model may have said less than it was asked."""
+    drafts, one = lookup(), row()
+    judge = drafts.governor = Governor(Costs(), Costs())
+    for drafted, asked_for in ((0, ()), (3, (Draft(one, 7),)), (0, (Draft(one, 7, verified=False),))):
+        one.num_drafted = drafted
+        for _ in range(9):
+            drafts.measured(Tick(decode=(one,), drafts=asked_for), 1.0 + drafted)
+    assert judge.plain.table() == {1: 1.0}
+    assert judge.rounds.table() == {4: 4.0}
 
 
 def test_ended_rows_are_forgotten():

@@ -231,7 +231,10 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
 
 
 def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
-    """A conversation as chat has it: an assistant's thoughts, text and calls are one turn. Raises RequestError."""
+    """A conversation as chat has it: an assistant's thoughts, text and calls are one turn. Raises RequestError.
+
+    A call that is incomplete was cut while it was written, and is left out: its arguments are no JSON.
+    """
     turns: list[dict[str, Any]] = []
     for index, item in enumerate(items):
         where = f"input[{index}]"
@@ -243,6 +246,8 @@ def turns_of(items: Sequence[Item]) -> list[dict[str, Any]]:
                 _own(turns, "content", "tool_calls")["content"] = _content(content, where)
             case MessageItem(role=role, content=content):
                 turns.append({"role": role, "content": _content(content, where)})
+            case CallItem(status="incomplete"):
+                _own(turns)
             case CallItem() as call:
                 function = {"name": call.name, "arguments": call.arguments}
                 made = {"id": call.call_id, "type": "function", "function": function}

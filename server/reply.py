@@ -8,11 +8,12 @@ import secrets
 import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, assert_never
 
 from engine.request import FinishReason
+from engine.text.callstream import Arguments, Begun, CallStream, Ended, Event, GivenBack
 from engine.text.parts import Part
-from engine.text.toolcalls import Call, ToolCalls, Tools
+from engine.text.toolcalls import ToolCalls, Tools
 
 Reason = FinishReason | Literal["tool_calls"]
 
@@ -56,6 +57,15 @@ class CallArguments:
 
 
 @dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The end of a call: no more of it comes. One that is not whole was cut, or cannot be understood further."""
+
+    choice: int
+    index: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The end of one choice."""
 
@@ -71,7 +81,7 @@ class Prefilled:
     total: int
 
 
-AnswerPiece = Text | Reasoning | CallBegun | CallArguments | Finish | Prefilled
+AnswerPiece = Text | Reasoning | CallBegun | CallArguments | CallEnded | Finish | Prefilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +98,10 @@ class Reader:
 
     def __init__(self, choice: int, reading: Reading) -> None:
         self._choice = choice
-        self._reading = reading
-        self._num_calls = 0
-        self._gave_back = False
+        self._calls = CallStream(reading.tool_calls, reading.tools, parallel=reading.parallel)
+        self._index = -1  # of the last call that has begun
+        self._in_call = False
+        self._gave_back = False  # whether the last call was text, at its end at least
 
     def pieces(self, parts: Sequence[Part], reason: FinishReason | None = None) -> Iterator[AnswerPiece]:
         """The pieces of some parts, and of the end where there is a `reason` for it."""
@@ -101,31 +112,34 @@ class Reader:
                 case "reasoning":
                     yield Reasoning(self._choice, part.text)
                 case "call":
-                    yield from self._call(part, was_cut=reason == "length")
+                    self._gave_back = self._gave_back and self._in_call
+                    self._in_call = not part.closed
+                    yield from self._told(self._calls.feed(part))
                     continue
                 case "markup" if self._gave_back and part.text.isspace():
                     yield Text(self._choice, part.text)
                     continue
             self._gave_back = False
         if reason is not None:
-            yield Finish(self._choice, "tool_calls" if reason == "stop" and self._num_calls else reason)
+            yield from self._told(self._calls.finish(was_cut=reason == "length"))
+            yield Finish(self._choice, "tool_calls" if reason == "stop" and self._calls.num_whole else reason)
 
-    def _call(self, part: Part, *, was_cut: bool) -> Iterator[AnswerPiece]:
-        """A call that was cut by a bound is none, whatever it looks like."""
-        read = self._reading.tool_calls.read(part, self._reading.tools) if part.closed or not was_cut else ()
-        self._gave_back = not read
-        if not read:
-            yield Text(self._choice, part.text)
-        for call in read:
-            if self._reading.parallel or not self._num_calls:
-                yield from self._begun(call)
-
-    def _begun(self, call: Call) -> Iterator[AnswerPiece]:
-        index = self._num_calls
-        self._num_calls += 1
-        yield CallBegun(self._choice, index, call.id or _new_id(), call.name)
-        for at in range(0, len(call.arguments), ARGUMENTS_PIECE):
-            yield CallArguments(self._choice, index, call.arguments[at : at + ARGUMENTS_PIECE])
+    def _told(self, events: Sequence[Event]) -> Iterator[AnswerPiece]:
+        for event in events:
+            match event:
+                case Begun(name=name, id=own):
+                    self._index += 1
+                    yield CallBegun(self._choice, self._index, own or _new_id(), name)
+                case Arguments(text=text):
+                    for at in range(0, len(text), ARGUMENTS_PIECE):
+                        yield CallArguments(self._choice, self._index, text[at : at + ARGUMENTS_PIECE])
+                case Ended(is_whole=is_whole):
+                    yield CallEnded(self._choice, self._index, is_whole)
+                case GivenBack(text=text):
+                    self._gave_back = True
+                    yield Text(self._choice, text)
+                case _:
+                    assert_never(event)
 
 
 def _new_id() -> str:
@@ -135,7 +149,7 @@ def _new_id() -> str:
 
 @dataclass(slots=True)
 class AnsweredCall:
-    """A whole call."""
+    """A call, or what there is of one."""
 
     id: str
     name: str

@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from engine.request import FinishReason
 from engine.text.filter import Markup
 from engine.text.toolcalls import ToolCalls
-from server.reply import Choice, Reader, Reading
+from server.reply import AnswerPiece, CallArguments, CallBegun, CallEnded, Choice, Reader, Reading
 from tests.serving import CHAT, ScriptedSampler, Served, Stream, tokens_of
 
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "seed": 0}
@@ -28,6 +28,10 @@ ADD = {
 SUB = {"type": "function", "function": {"name": "sub"}}
 TOOLS = HI | {"tools": [ADD, SUB]}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+LONG = "x, y" * 50
+LONG_CALL = CALL.replace("2", json.dumps(LONG))
+CUT_CALL = LONG_CALL[: LONG_CALL.index("}")]
+BROKEN_CALL = LONG_CALL.replace('"}', '\\d"}')
 OTHER = '<tool_call>\n{"name": "sub", "arguments": {}}\n</tool_call>'
 
 
@@ -91,15 +95,51 @@ def reply(
     *,
     tools: Sequence[dict[str, Any]] = (ADD, SUB),
     reason: FinishReason = "stop",
+    parallel: bool = True,
 ) -> tuple[str, str, list[tuple[str, str]], str]:
     """What is said, thought and called in a reply that comes in `chunks`, and why it ended."""
-    filter_, reader, choice = markup.filter(), Reader(0, Reading(tool_calls, tools)), Choice()
-    for chunk in chunks:
-        for piece in reader.pieces(filter_.feed(chunk)):
-            choice.add(piece)
-    for piece in reader.pieces(filter_.finish(), reason):
+    choice = Choice()
+    for piece in pieces(markup, tool_calls, chunks, tools=tools, reason=reason, parallel=parallel):
         choice.add(piece)
     return choice.text, choice.reasoning, [(call.name, call.arguments) for call in choice.calls], choice.reason
+
+
+def pieces(
+    markup: Markup,
+    tool_calls: ToolCalls,
+    chunks: Sequence[str],
+    *,
+    tools: Sequence[dict[str, Any]] = (ADD, SUB),
+    reason: FinishReason = "stop",
+    parallel: bool = True,
+) -> list[AnswerPiece]:
+    """The pieces of a reply that comes in `chunks`; each call is checked to end once, and to be JSON if whole."""
+    filter_, reader = markup.filter(), Reader(0, Reading(tool_calls, tools, parallel))
+    found = [piece for chunk in chunks for piece in reader.pieces(filter_.feed(chunk))]
+    found += reader.pieces(filter_.finish(), reason)
+    arguments: list[str] = []
+    num_ended = 0
+    for piece in found:
+        match piece:
+            case CallBegun(index=index):
+                assert index == len(arguments) == num_ended, "a call begins within another, or out of turn"
+                arguments.append("")
+            case CallArguments(index=index, text=text):
+                assert index == num_ended == len(arguments) - 1, "arguments of no call"
+                arguments[-1] += text
+            case CallEnded(index=index, is_whole=is_whole):
+                assert index == num_ended == len(arguments) - 1, "a call ends that has not begun"
+                num_ended += 1
+                assert is_object(arguments[-1]) == is_whole
+    assert num_ended == len(arguments), "a call does not end"
+    return found
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def chunkings(text: str, most_cuts: int = 1) -> Iterator[list[str]]:

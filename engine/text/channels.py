@@ -22,7 +22,7 @@ class Channels:
         self._header: str | None = None  # of the message that has begun, as far as it was there before
         self._kind: Kind | None = None  # of the message whose text comes
         self._held = ""
-        self._raw = ""  # of a call, what has come
+        self._raw = ""  # of a call, what is not out yet
         self._parts: list[Part] = []
         if opening:
             header, message, _ = opening.rpartition(MESSAGE)
@@ -115,9 +115,9 @@ class Channels:
         text, self._held = self._held[:at], self._held[end:]
         if self._kind == "call":
             self._raw += text + (tag if tag in ENDS else "")
-            if tag:
-                put(self._parts, "call", self._raw)
-                self._raw = ""
+            stop = len(self._raw) if tag else len(self._raw) - 1  # another header may end it, without a text
+            put(self._parts, "call", self._raw[:stop], closed=bool(tag))
+            self._raw = self._raw[stop:]
         else:
             assert self._kind is not None, "asked within a message only"
             put(self._parts, self._kind, text)

@@ -112,7 +112,7 @@ class _Tags:
         self._behind_tag = False
         self._code = _Code()
         self._call_end = ""
-        self._looked = 0  # of a call's held text, how much has no end in it
+        self._looked = 0  # of a call's held text, how much is its opening tag
         self._parts: list[Part] = []
         opens = markup.think is not None and markup.opening.rstrip().endswith(markup.think[0])
         if opens:
@@ -197,17 +197,15 @@ class _Tags:
         return True
 
     def _call(self) -> bool:
-        if not self._call_end:
-            return False
-        at = self._held.find(self._call_end, self._looked)
-        if at < 0:
-            self._looked = max(len(self._held) - len(self._call_end) + 1, self._looked)
-            return False
-        stop = at + len(self._call_end)
-        self._put("call", self._held[:stop])
-        self._held = self._held[stop:]
-        self._mode, self._behind_tag = "lead", True
-        return True
+        held, end = self._held, self._call_end
+        at = held.find(end, self._looked) if end else -1
+        ends = at >= 0
+        stop = at + len(end) if ends else len(held) - overlap(held[self._looked :], end)
+        self._put("call", held[:stop], closed=ends)
+        self._held, self._looked = held[stop:], 0
+        if ends:
+            self._mode, self._behind_tag = "lead", True
+        return ends
 
     def _leading(self) -> tuple[str, ...]:
         """Tags that count where no answer has begun; the end of a call that has no beginning among them."""

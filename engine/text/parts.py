@@ -8,7 +8,9 @@ Kind = Literal["answer", "reasoning", "call", "markup"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Text of one kind. A call's is whole and has its tags; `closed` False: the reply ended within the call."""
+    """Text of one kind. A call's comes in several parts, its tags in them; `closed` is whether it has ended with
+    this one, which the call that a reply ends within never does.
+    """
 
     kind: Kind
     text: str
@@ -44,13 +46,14 @@ def overlap(text: str, tag: str) -> int:
 
 
 def put(parts: list[Part], kind: Kind, text: str, *, closed: bool = True) -> None:
-    """Add `text` to `parts`: to the last of them where that is as much answer, or reasoning.
+    """Add `text` to `parts`: to the last of them where that is as much answer, or reasoning, or the same call.
 
     Markup is not joined, so that a tag is never one part with what is beside the tag before it.
     """
     if not text:
         return
-    if parts and kind in ("answer", "reasoning") and parts[-1].kind == kind:
-        parts[-1] = replace(parts[-1], text=parts[-1].text + text)
+    last = parts[-1] if parts else None
+    if last is not None and last.kind == kind and (kind in ("answer", "reasoning") or not last.closed):
+        parts[-1] = replace(last, text=last.text + text, closed=closed)
     else:
         parts.append(Part(kind, text, closed))

@@ -12,7 +12,6 @@ from typing import Any
 
 from engine.text.channels import ENDS, MESSAGE, recipient
 from engine.text.filter import BARE_CALL, Markup
-from engine.text.parts import Part
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +30,14 @@ class Call:
 
 
 class ToolCalls:
-    """A model's calls. `parse(text, tools)` takes what is between a call's tags; None where no parser is known."""
+    """A model's calls. `parse(text, tools)` takes what is between a call's tags; None where no parser is known.
+
+    `parser` is the name of the parser's module, empty for none.
+    """
 
     def __init__(self, markup: Markup, parse: Parse | None = None) -> None:
-        self._markup = markup
+        self.markup = markup
+        self.parser = str(getattr(parse, "__module__", "")).rpartition(".")[2] if parse else ""
         self._parse: Parse = parse or (lambda text, tools: json.loads(text))
 
     @classmethod
@@ -42,10 +45,10 @@ class ToolCalls:
         """Those of an mlx-lm tokenizer wrapper, which has chosen its parser from the template."""
         return cls(markup, tokenizer.tool_parser)
 
-    def read(self, part: Part, tools: Tools) -> tuple[Call, ...]:
-        """The calls of a part of that kind; none where not all of it can be understood."""
+    def read(self, text: str, tools: Tools) -> tuple[Call, ...]:
+        """The calls of a whole text with its tags; none where not all of it can be understood."""
         try:
-            parsed = self._parsed(part, tools)
+            parsed = self._parsed(text, tools)
             found = parsed if isinstance(parsed, list | tuple) else [parsed]
             names = {tool["function"]["name"] for tool in tools}
             return tuple(_call(one, names) for one in found)
@@ -54,17 +57,26 @@ class ToolCalls:
             log.debug("a tool call could not be read: %r", fault)
             return ()
 
-    def _parsed(self, part: Part, tools: Tools) -> Any:
-        if self._markup.harmony:
-            header, _, rest = part.text.partition(MESSAGE)
+    def _parsed(self, text: str, tools: Tools) -> Any:
+        if self.markup.harmony:
+            header, _, rest = text.partition(MESSAGE)
             end = next((tag for tag in ENDS if rest.endswith(tag)), "")
             return {"name": recipient(header), "arguments": json.loads(rest.removesuffix(end))}
-        text = part.text.strip()
-        for start, end in self._markup.calls:
+        text = text.strip()
+        for start, end in self.markup.calls:
             if text.startswith(start):
                 inner = text.removeprefix(start).removesuffix(end)
                 return self._parse(text if start == BARE_CALL[0] else inner, [dict(tool) for tool in tools])
         raise ValueError("the text has no tag that begins a call")
+
+
+def is_readable(arguments: str) -> bool:
+    """Whether `arguments` are JSON, and no value in it is beyond what JSON has words for."""
+    try:
+        _json(json.loads(arguments))
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _call(parsed: Mapping[str, Any], names: set[str]) -> Call:
@@ -79,9 +91,12 @@ def _call(parsed: Mapping[str, Any], names: set[str]) -> Call:
         arguments = {}
     if not isinstance(arguments, dict):
         raise TypeError("arguments are an object")
-    given = parsed.get("id")
-    own = given if isinstance(given, str) and 0 < len(given) <= MAX_ID and given.isprintable() else ""
-    return Call(name, _json(arguments), own)
+    return Call(name, _json(arguments), own_id(parsed.get("id")))
+
+
+def own_id(given: object) -> str:
+    """The id that a model has written, or nothing where it can be none."""
+    return given if isinstance(given, str) and 0 < len(given) <= MAX_ID and given.isprintable() else ""
 
 
 def _json(value: Any) -> str:

@@ -24,7 +24,7 @@ from server.errors import BodyTooLarge, UnknownModel, json_response, shape_of
 from server.generate import Answer, Prompted, Usage, start
 from server.logprobs import Logprobs, Spell
 from server.record import record_of
-from server.reply import CallArguments, CallBegun, Choice, Finish, Prefilled, Reasoning, Text
+from server.reply import CallArguments, CallBegun, CallEnded, Choice, Finish, Prefilled, Reasoning, Text
 from server.running import RunningRequests
 from server.sse import DONE, ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, parse
@@ -174,6 +174,8 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
                 yield Comment(f"prefill {done}/{total}")
             case Logprobs(choice=choice, tokens=tokens):
                 waiting[choice] = waiting.get(choice, ()) + tokens
+            case CallEnded():
+                pass  # the next call or the end of the choice says so
             case _:
                 yield chunk(dialect.said(piece))
     if include_usage:

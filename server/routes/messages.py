@@ -3,6 +3,7 @@
 The whole answer is what the events of its stream have built.
 """
 
+import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -11,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from engine.text.jsonobject import whole_part
 from server.errors import json_response
 from server.generate import Answer, Usage
 from server.messages import NAMES, CountBody, MessagesBody
-from server.reply import CallArguments, CallBegun, Finish, Prefilled, Reasoning, Text
+from server.reply import CallArguments, CallBegun, CallEnded, Finish, Prefilled, Reasoning, Text
 from server.routes.common import (
     FramedDialect,
     check_model,
@@ -67,6 +69,9 @@ class MessageDialect(FramedDialect):
                 case CallArguments(text=text):
                     self._arguments += text
                     yield self._delta({"type": "input_json_delta", "partial_json": text})
+                case CallEnded():
+                    for event in self._end():
+                        yield event
                 case Finish(choice=choice, reason=reason):
                     for event in self._end():
                         yield event
@@ -107,13 +112,21 @@ class MessageDialect(FramedDialect):
         if not self._open:
             return
         if self._open == "tool_use":
-            self._message["content"][-1]["input"] = msgspec.json.decode(self._arguments)
+            self._message["content"][-1]["input"] = _input(self._arguments)
         self._open, self._arguments = "", ""
         yield Named(type="content_block_stop", index=self._index)
 
     @property
     def _index(self) -> int:
         return len(self._message["content"]) - 1
+
+
+def _input(arguments: str) -> Any:
+    """The input of a call; of one that is not whole, the values that are, as Anthropic's client has them."""
+    try:
+        return msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        return json.loads(whole_part(arguments))
 
 
 def _counted(usage: Usage) -> dict[str, Any]:

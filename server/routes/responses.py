@@ -18,7 +18,7 @@ from server.errors import error_body, json_response
 from server.generate import Answer, Usage
 from server.items import NAMES, Item, ResponsesBody
 from server.logprobs import Logprobs, listed, without_bytes
-from server.reply import CallArguments, CallBegun, Finish, Prefilled, Reason, Reasoning, Text
+from server.reply import CallArguments, CallBegun, CallEnded, Finish, Prefilled, Reason, Reasoning, Text
 from server.routes.common import (
     FramedDialect,
     check_model,
@@ -87,7 +87,7 @@ class ResponseDialect(FramedDialect):
         return self._response
 
     def _written(
-        self, piece: Text | Reasoning | CallBegun | CallArguments | Finish, usage: Usage
+        self, piece: Text | Reasoning | CallBegun | CallArguments | CallEnded | Finish, usage: Usage
     ) -> Iterator[Named]:
         match piece:
             case Text(text=text):
@@ -99,6 +99,8 @@ class ResponseDialect(FramedDialect):
             case CallArguments(text=text):
                 self._output[-1]["arguments"] += text
                 yield self._of_item("response.function_call_arguments.delta", delta=text)
+            case CallEnded(is_whole=is_whole):
+                yield from self._end("completed" if is_whole else "incomplete")
             case Finish(reason=reason):
                 if self._logprobs and self._is_open("message"):  # of tokens that became no character
                     yield from self._said("message", "")

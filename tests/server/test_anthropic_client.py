@@ -9,6 +9,7 @@ import pytest
 from anthropic.types import Message
 
 from engine.config import EngineConfig
+from tests.replies import BROKEN_CALL, LONG, LONG_CALL
 from tests.serving import Live, ScriptedSampler, WatchedEngine, live, tokens_of
 
 ASKED: dict[str, Any] = {
@@ -77,6 +78,28 @@ def test_errors_come_as_the_clients_types(client: anthropic.Anthropic) -> None:
         "type": "error",
         "error": {"type": "invalid_request_error", "message": str(field.value.body["error"]["message"])},  # type: ignore[index]
     }
+
+
+def test_a_call_that_breaks_while_it_is_told(tiny: Path) -> None:
+    """The client reads arguments as they come, and gives up on what is no beginning of JSON."""
+    tools: Any = [{"name": "add", "input_schema": {"type": "object"}}]
+    sampler = ScriptedSampler({0: tokens_of(f"{LONG_CALL}{BROKEN_CALL}")})
+
+    def engine(config: EngineConfig) -> WatchedEngine:
+        return WatchedEngine(config, sampler=sampler)
+
+    with live(tiny, open_engine=engine, seed=0) as server, server.client() as http:
+        client = anthropic.Anthropic(base_url=server.base_url, api_key="none", http_client=http, max_retries=0)
+        asked = ASKED | {"tools": tools, "max_tokens": 1000}
+        with client.messages.stream(**asked) as stream:
+            told = [event.snapshot for event in stream if event.type == "input_json"]
+            final = stream.get_final_message()
+        whole = client.messages.create(**asked)
+    assert len(told) > 100
+    assert [block.input for block in final.content if block.type == "tool_use"] == [{"a": LONG}, {}]
+    assert [block.input for block in whole.content if block.type == "tool_use"] == [{"a": LONG}, {}]
+    assert text_of(final) == text_of(whole) == 'd"}}\n'
+    assert final.stop_reason == "tool_use"
 
 
 def test_an_error_in_a_stream_comes_as_the_clients_type(tiny: Path) -> None:

@@ -1,5 +1,6 @@
 """However a reply is cut into chunks, each dialect's stream has the same items and blocks in it."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ pytestmark = pytest.mark.anyio
 
 UNREADABLE = "<tool_call>\n{not}\n</tool_call>"
 TEXT = f"<think>I plan.</think>\n\nFirst.\n{CALL}\n{UNREADABLE}\n{OTHER}"
+TOLD = '{"a": "' + "x" * 80
+LONGER = f"{OTHER.replace('{}', TOLD + chr(34) + '}')}\n{OTHER.replace('{}', TOLD + chr(92) + 'd')}\n{CALL}"
 MARKUP = Markup(THINK, PLAIN_CALLS)
 
 
@@ -58,3 +61,15 @@ async def test_blocks_and_items_are_the_same_whatever_the_chunks_are() -> None:
         response = await dialect.folded(answer)
         assert items(response) == [*said[:2], '{"a": 2}', said[3], "{}"]
         assert kept.conversation("r")[1:] == response["output"]
+
+
+async def test_a_call_that_breaks_is_a_block_and_an_item_as_far_as_it_came() -> None:
+    for chunks in chunkings(LONGER):
+        answer: Any = Spoken(chunks)
+        message = await MessageDialect("m", "tiny").folded(answer)
+        assert blocks(message) == [json.loads(TOLD + '"}'), {}, "d}\n\n", {"a": 2}]
+        response = await ResponseDialect("r", "tiny", ResponsesBody(input="hi"), (), Responses()).folded(answer)
+        assert items(response) == [TOLD + '"}', TOLD + "\\", "d}\n\n", '{"a": 2}']
+        assert [item["status"] for item in response["output"]] == [
+            "completed", "incomplete", "completed", "completed",
+        ]  # fmt: skip

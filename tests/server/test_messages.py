@@ -9,7 +9,7 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from tests.replies import CALL, OTHER
+from tests.replies import CALL, CUT_CALL, LONG, LONG_CALL, OTHER
 from tests.serving import MESSAGES, Served, WatchedEngine, served, tokens_of
 from tests.serving import ScriptedSampler as Script
 from tests.templates import PLAIN, THINKING, THINKS_ITSELF, checkpoint
@@ -95,6 +95,33 @@ async def test_thoughts_text_and_calls_are_blocks(tmp_path: Path) -> None:
     assert [block["type"] for block in one["content"]] == kinds[:-1]
     assert [block["type"] for block in none["content"]] == ["thinking", "text"]
     assert none["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "reason"),
+    [
+        (LONG_CALL, {"a": LONG}, "tool_use"),
+        (CUT_CALL[:-1], {}, "end_turn"),
+        (LONG_CALL.replace('"a"', '"c": [1, 12], "a"').replace('"}', '\\d"}'), {"c": [1, 12]}, "end_turn"),
+        (CALL.replace("2", '"\\ud800"'), {}, "tool_use"),
+    ],
+)
+async def test_what_is_whole_of_a_call_is_its_input(
+    tmp_path: Path, text: str, told: dict[str, Any], reason: str
+) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(text), seed=0) as service:
+        asked = HI | {"tools": TOOLS, "max_tokens": 400}
+        message = await (service.answer(MESSAGES, asked) if "ud800" in text else answered(service, asked))
+    assert (message["content"][0]["input"], message["stop_reason"]) == (told, reason)
+
+
+async def test_a_call_that_was_cut_has_the_input_that_came(tmp_path: Path) -> None:
+    text = CALL.replace("2", '12, "b": "x"')
+    num_tokens = len(tokens_of(text[: text.index("x")]))
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(text), seed=0) as service:
+        message = await answered(service, HI | {"tools": TOOLS, "max_tokens": num_tokens})
+    assert [(block["type"], block["input"]) for block in message["content"]] == [("tool_use", {"a": 12})]
+    assert message["stop_reason"] == "max_tokens"
 
 
 async def test_a_conversation_is_read_as_chat_reads_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from server.continued import Responses
 from server.errors import UnknownResponse
 from server.items import turns_of
 from server.logprobs import without_bytes
-from tests.replies import CALL, OTHER
+from tests.replies import CALL, CUT_CALL, LONG, LONG_CALL, OTHER
 from tests.serving import RESPONSES, Served, served, tokens_of
 from tests.serving import ScriptedSampler as Script
 from tests.templates import PLAIN, THINKING, THINKS_ITSELF, checkpoint
@@ -133,6 +133,18 @@ async def test_thoughts_text_and_calls_are_items(tmp_path: Path) -> None:
     assert [(call["name"], json.loads(call["arguments"])) for call in calls] == [("add", {"a": 2}), ("sub", {})]
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     assert [item["type"] for item in one["output"]] == ["reasoning", "message", "function_call"]
+
+
+async def test_a_call_that_was_cut_is_incomplete_and_a_whole_one_is_not(tmp_path: Path) -> None:
+    whole = LONG_CALL + CUT_CALL
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(whole), seed=0) as service:
+        cut = await answered(service, HI | {"tools": TOOLS, "max_output_tokens": len(tokens_of(whole))})
+        left = await answered(service, HI | {"tools": TOOLS})
+    for response, status in ((cut, "incomplete"), (left, "completed")):
+        first, second = response["output"]
+        assert (first["status"], json.loads(first["arguments"])) == ("completed", {"a": LONG})
+        assert (second["status"], second["arguments"]) == ("incomplete", first["arguments"][:-1])
+        assert response["status"] == status
 
 
 def test_items_of_one_answer_are_one_turn() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.replies import ADD, CALL, HI, OTHER, TOOLS, answered, called, script
-from tests.serving import CHAT, served
+from tests.replies import ADD, BROKEN_CALL, CALL, HI, LONG, LONG_CALL, OTHER, TOOLS, answered, called, script
+from tests.serving import CHAT, ScriptedSampler, served, tokens_of
 from tests.templates import CODER, HARMONY, PLAIN, THINKS_ITSELF, checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -33,6 +33,46 @@ async def test_the_name_comes_first_then_the_arguments(tmp_path: Path) -> None:
     assert len(rest) > 1
     assert all(call.keys() == {"index", "function"} for [call] in rest)
     assert json.loads("".join(call["function"]["arguments"] for [call] in rest)) == long
+
+
+CHANNEL = "<|channel|>commentary to=functions.add <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(("template", "before"), [(PLAIN, CALL[: CALL.index('{"a"')]), (HARMONY, CHANNEL)])
+async def test_arguments_come_before_the_call_ends(tmp_path: Path, template: str, before: str) -> None:
+    """A step fails within them: what came by then is all that there ever is."""
+    arguments = '{"a": "' + "x" * 100
+    sampler = ScriptedSampler({0: [*tokens_of(before + arguments), ValueError("broken")]})
+    async with served(checkpoint(tmp_path, template), sampler=sampler) as service:
+        stream = await service.stream(CHAT, TOOLS)
+    assert [error["code"] for error in stream.errors] == ["step_failed"]
+    [first], *rest = [entry["delta"]["tool_calls"] for entry in stream.entries() if "tool_calls" in entry["delta"]]
+    assert first["function"] == {"name": "add", "arguments": ""}
+    told = "".join(call["function"]["arguments"] for [call] in rest)
+    assert arguments.startswith(told)
+    assert len(told) >= len(arguments) - 1, "a channel keeps one character back"
+    assert len(rest) > 30
+
+
+async def test_long_calls_one_after_the_other(tmp_path: Path) -> None:
+    script_ = script(f"First.\n{LONG_CALL}\n{CALL}\n{LONG_CALL}")
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script_) as service:
+        choice = await answered(service, TOOLS | {"logprobs": False})
+        one = await answered(service, TOOLS | {"parallel_tool_calls": False})
+    assert called(choice) == [("add", {"a": LONG}), ("add", {"a": 2}), ("add", {"a": LONG})]
+    assert called(one) == [("add", {"a": LONG})]
+    assert choice["message"]["content"] == one["message"]["content"] == "First."
+    assert choice["finish_reason"] == one["finish_reason"] == "tool_calls"
+
+
+async def test_one_whole_call_is_enough(tmp_path: Path) -> None:
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(f"{BROKEN_CALL}\n{CALL}")) as service:
+        choice = await answered(service, TOOLS)
+    broken, whole = choice["message"]["tool_calls"]
+    assert broken["function"]["arguments"] == json.dumps({"a": LONG})[:-2] + "\\"
+    assert whole["function"]["arguments"] == '{"a": 2}'
+    assert choice["message"]["content"] == 'd"}}\n\n'
+    assert choice["finish_reason"] == "tool_calls"
 
 
 @pytest.mark.parametrize("more", [{}, {"parallel_tool_calls": None}, {"parallel_tool_calls": True}])

@@ -92,6 +92,24 @@ THOUGHTS = {
 }
 
 
+LONG = 'x, "y" {[\\ é' * 12  # a value that makes arguments long enough to be streamed
+# The families in whose calls the arguments are a JSON object.
+JSON_WAYS = (
+    "written out",
+    "json_tools",
+    "longcat",
+    "mistral",
+    "kimi_k2",
+    "kimi_k3",
+    "harmony",
+)
+
+
+def long_call(name: str) -> str:
+    """The call of a family, whose b is `LONG` where the family writes JSON."""
+    return FAMILIES[name].call.replace('"x"', json.dumps(LONG, ensure_ascii=False))
+
+
 def markup_of(name: str, think: tuple[str, str] | None = None, *, opening: str = "") -> Markup:
     """The markup of a family, with tags around its thoughts."""
     family = FAMILIES[name]
@@ -115,8 +133,9 @@ def words_of(name: str) -> list[str]:
     markup = markup_of(name, THINK)
     tags = [tag for pair in (*markup.calls, THINK) for tag in pair if tag]
     harmony = ["<|start|>assistant", "<|channel|>analysis", "<|message|>", "<|end|>", " to=functions.add"]
-    call = FAMILIES[name].call
+    call, long = FAMILIES[name].call, long_call(name)
     return [
         *tags, *markup.dropped, *(harmony if markup.harmony else []), call, call[: len(call) // 2],
+        long, long[: len(long) // 2], long[: 3 * len(long) // 4], long[len(long) // 2 :], "}", "]",
         json.dumps({"name": "add"}), " ", "\n", "a", "```", "`", "\n```\n", "é", "{", '"', "\\d",
     ]  # fmt: skip

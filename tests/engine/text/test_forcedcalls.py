@@ -3,7 +3,6 @@
 import json
 
 from engine.text.forcedcalls import call_grammar, forced
-from engine.text.parts import Part
 from engine.text.toolcalls import ToolCalls
 from tests.engine.text.markups import TOOL, markup_of
 
@@ -35,7 +34,7 @@ def test_what_is_written_is_read_whatever_the_familys_own_way() -> None:
         found = rules(call_grammar(markup_of(name), [TOOL], parallel=False))
         before, after = (json.loads(text) for text in found["call_0"].split(" json_0 "))
         markup = forced(markup_of(name))
-        [call] = ToolCalls(markup).read(Part("call", before + '{"a": 2}' + after), [TOOL])
+        [call] = ToolCalls(markup).read(before + '{"a": 2}' + after, [TOOL])
         assert (call.name, call.arguments) == ("add", '{"a": 2}')
         assert found["start"] == "call"
 

@@ -127,6 +127,33 @@ def test_what_breaks_off_stays_what_it_was() -> None:
     assert shown(MARKUP, "<think>and then </th") == [("reasoning", "and then </th")]
 
 
+@pytest.mark.parametrize(
+    ("markup", "texts", "expected"),
+    [
+        (MARKUP, ["<tool_call>", "{", "}</too", "l_call> ", "x"], ["<tool_call>", "{", "}", "</tool_call>"]),
+        (markup_of("mistral"), ["[TOOL_CALLS]", "f[ARGS]", "{}"], ["[TOOL_CALLS]", "f[ARGS]", "{}"]),
+        (
+            HARMONY,
+            ["<|channel|>x to=f", "<|message|>", "{", "}<|ca", "ll|>"],
+            ["<|channel|>x to=f<|message|", ">", "{", "}<|call|>"],
+        ),
+        (
+            HARMONY,
+            ["<|channel|>x to=f<|message|>{}", "<|start|>assistant"],
+            ["<|channel|>x to=f<|message|>{", "}"],
+        ),
+    ],
+)
+def test_a_call_comes_in_parts_of_which_the_last_says_that_it_has_ended(
+    markup: Markup, texts: list[str], expected: list[str]
+) -> None:
+    filter_ = markup.filter()
+    parts = [part for text in texts for part in filter_.feed(text) if part.kind == "call"]
+    assert [part.text for part in parts] == expected
+    ends = bool(markup.harmony or markup.calls[0][1])
+    assert [part.closed for part in parts] == [*[False] * (len(parts) - 1), ends]
+
+
 def test_nothing_waits_for_tags_that_cannot_come() -> None:
     filter_ = Markup(THINK).filter()
     assert [part.text for text in ("Hi", " ", "<", "think>") for part in filter_.feed(text)] == [

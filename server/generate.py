@@ -166,6 +166,7 @@ class Answer:
         A choice that was preempted is prefilled once more; nothing is said of that once its text has begun.
         """
         begun: set[int] = set()
+        waiting: dict[int, tuple[TokenLogprob, ...]] = {}  # for what will be made of a call's text
         async for choice, event in self._events:
             match event:
                 case Progress(done=done, total=total):
@@ -179,12 +180,16 @@ class Answer:
                     if event.timings is not None:
                         self.usage.stop_strings[choice] = event.row.stop_string
                         await self._ended(choice, event.timings)
+                    parts = event.parts or ((Part("answer", event.text),) if event.text else ())
+                    reader = self._readers[choice]
+                    pieces = list(reader.pieces(parts, event.finish_reason))
                     if event.logprobs:
                         assert self.logprobs is not None, "logprobs come where they were asked for"
                         self.logprobs[choice] += event.logprobs
-                        yield Logprobs(choice, event.logprobs)
-                    parts = event.parts or ((Part("answer", event.text),) if event.text else ())
-                    for piece in self._readers[choice].pieces(parts, event.finish_reason):
+                        waiting[choice] = waiting.get(choice, ()) + event.logprobs
+                    if choice in waiting and (pieces or not reader.is_holding):
+                        yield Logprobs(choice, waiting.pop(choice))
+                    for piece in pieces:
                         self.choices[choice].add(piece)
                         if isinstance(piece, Finish):
                             self.usage.reasons.append(piece.reason)

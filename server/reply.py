@@ -124,6 +124,11 @@ class Reader:
             yield from self._told(self._calls.finish(was_cut=reason == "length"))
             yield Finish(self._choice, "tool_calls" if reason == "stop" and self._calls.num_whole else reason)
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether there is text of a call of which it is not known what it will be."""
+        return self._calls.is_holding
+
     def _told(self, events: Sequence[Event]) -> Iterator[AnswerPiece]:
         for event in events:
             match event:

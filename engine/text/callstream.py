@@ -99,6 +99,11 @@ class CallStream:
             self._end("", was_cut=was_cut)
         return self._released()
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether there is text that was neither told nor given back."""
+        return self._told < len(self._text)
+
     def _end_tag(self, text: str) -> str:
         markup = self._calls.markup
         tags = ENDS if markup.harmony else [end for _, end in markup.calls]

@@ -251,6 +251,15 @@ async def test_an_answer_keeps_to_a_schema_and_calls_are_forced(tmp_path: Path) 
     assert (call["name"], json.loads(call["arguments"])) == ("sub", {"a": 1})
 
 
+async def test_text_that_is_given_back_has_the_logprobs_of_all_its_tokens(tmp_path: Path) -> None:
+    text = CALL.replace('"add"', '"none"')
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script(text), seed=0) as service:
+        asked = HI | {"tools": TOOLS, "include": ["message.output_text.logprobs"]}
+        response = await answered(service, asked)
+    [part] = response["output"][0]["content"]
+    assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode() == part["text"] == text
+
+
 async def test_logprobs_are_those_of_the_text(tmp_path: Path) -> None:
     text = f"I plan.\n</think>\n\nFirst é.\n{CALL}"
     asked = HI | {"tools": TOOLS, "include": ["message.output_text.logprobs"]}

@@ -136,6 +136,7 @@ class FinishStep:
             draft_rounds=row.drafts.rounds,
             draft_n=row.drafts.proposed,
             draft_accepted=row.drafts.accepted,
+            draft_pauses=row.drafts.pauses,
             draft_kind=row.drafts.kind,
         )
         return Output(row, token, said, reason, timings, logprobs, shown)

@@ -168,6 +168,7 @@ class DraftCounts:
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
+    pauses: int = 0
 
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """One more step that verified."""
@@ -247,7 +248,7 @@ class Timings:
 
     `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's. Of the `predicted_n`
     new tokens, `reasoning_n` were reasoning. In `draft_rounds` steps `draft_n` draft tokens were verified, and
-    `draft_accepted` of them were accepted.
+    `draft_accepted` of them were accepted; `draft_pauses` times that was left for not paying.
     """
 
     prompt_n: int
@@ -260,6 +261,7 @@ class Timings:
     draft_rounds: int = 0
     draft_n: int = 0
     draft_accepted: int = 0
+    draft_pauses: int = 0
     draft_kind: str = ""
 
 

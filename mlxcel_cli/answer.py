@@ -124,11 +124,13 @@ def _drafted(timings: Mapping[str, Any]) -> str:
     kind, rounds = timings.get("draft_kind"), timings.get("draft_rounds")
     if not kind:
         return ""
+    pauses = timings.get("draft_pauses", 0)
+    paused = f", paused {pauses} time{'' if pauses == 1 else 's'}" if pauses else ""
     if not rounds:
-        return f"{kind}: nothing drafted"
+        return f"{kind}: nothing drafted{paused}"
     proposed, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
-    each = f"{accepted / rounds:.1f} in each of {rounds} step{'' if rounds == 1 else 's'}"
-    return f"{kind}: {accepted} of {proposed} draft tokens accepted, {each}"
+    each = f"{timings.get('draft_mean_accepted', 0):.1f} in each of {rounds} step{'' if rounds == 1 else 's'}"
+    return f"{kind}: {accepted} of {proposed} draft tokens accepted, {each}{paused}"
 
 
 def _rate(what: str, count: int | None, per_second: float | None, *, num_cached: int = 0) -> str:

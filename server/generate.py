@@ -110,12 +110,6 @@ class Usage:
         predicted_n = sum(t.predicted_n for t in timings)
         predicted_ms = sum(t.predicted_ms for t in timings)
         token, message = self.missed or (None, None)
-        drafted = {
-            "draft_n": sum(t.draft_n for t in timings),
-            "draft_n_accepted": sum(t.draft_accepted for t in timings),
-            "draft_rounds": sum(t.draft_rounds for t in timings),
-            "draft_kind": timings[0].draft_kind if timings else "",
-        }
         return {
             "prompt_n": prompt_n,
             "cache_n": sum(t.cache_n for t in timings),
@@ -125,7 +119,7 @@ class Usage:
             "predicted_n": predicted_n,
             "predicted_ms": round(predicted_ms, 3),
             "predicted_per_second": _rate(predicted_n - len(timings), predicted_ms),
-            **(drafted if drafted["draft_kind"] else {}),
+            **_drafted(timings),
         }
 
 
@@ -429,6 +423,22 @@ def check_id(token: int, tokens: Tokens, param: str) -> None:
         raise RequestError(
             f"{param}: token id {token} is outside the vocabulary of {tokens.vocab_size}", param=param
         )
+
+
+def _drafted(timings: Sequence[Timings]) -> dict[str, Any]:
+    """What came of draft tokens, where anybody drafts."""
+    kind = timings[0].draft_kind if timings else ""
+    if not kind:
+        return {}
+    rounds, accepted = sum(t.draft_rounds for t in timings), sum(t.draft_accepted for t in timings)
+    return {
+        "draft_kind": kind,
+        "draft_rounds": rounds,
+        "draft_n": sum(t.draft_n for t in timings),
+        "draft_n_accepted": accepted,
+        "draft_mean_accepted": round(accepted / rounds, 3) if rounds else 0.0,
+        "draft_pauses": sum(t.draft_pauses for t in timings),
+    }
 
 
 def _rate(count: int, ms: float) -> float:

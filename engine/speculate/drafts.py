@@ -173,7 +173,13 @@ class _Rounds:
             self._rows[row] = _Known()
         # The last token that a row may have is never stored.
         most = min(left, row.limit_tokens - len(row.output) - 1)
-        return self._proposed(row, self._rows[row], most, num_tokens) if most > 0 else None
+        if most <= 0:
+            return None
+        known = self._rows[row]
+        was_paused = known.governor.is_paused
+        draft = self._proposed(row, known, most, num_tokens)
+        row.drafts.pauses += known.governor.is_paused and not was_paused
+        return draft
 
     def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
         raise NotImplementedError

@@ -15,7 +15,8 @@ def test_cached_tokens_are_told_and_the_rate_is_that_of_the_others():
 
 def test_what_was_drafted_is_told():
     timings = {"draft_kind": "prompt-lookup", "draft_rounds": 4, "draft_n": 20, "draft_n_accepted": 9}
-    assert "| prompt-lookup: 9 of 20 draft tokens accepted, 2.2 in each of 4 steps" in stats(
+    timings |= {"draft_mean_accepted": 2.25, "draft_pauses": 1}
+    assert "| prompt-lookup: 9 of 20 draft tokens accepted, 2.2 in each of 4 steps, paused 1 time" in stats(
         Answer(End("stop", {}, timings), 0.1)
     )
     nothing = {"draft_kind": "prompt-lookup", "draft_rounds": 0, "draft_n": 0, "draft_n_accepted": 0}

@@ -12,6 +12,8 @@ from engine.errors import StepFailed
 from engine.plan import PrefillPlan
 from engine.request import PRIORITIES, Failed, Output, Progress, Request, Row
 from engine.scheduler import RISE_TICKS, Scheduler
+from engine.speculate.drafts import PromptLookup
+from engine.speculate.governor import Costs, Governor
 
 
 def row(num_tokens, name="r", priority="normal"):
@@ -562,3 +564,58 @@ def test_whatever_happens_the_books_are_straight_and_everybody_ends(
     machine.run()
     cache.evict(1000)
     assert memory.spare_bytes() == memory.budget_bytes
+
+
+def drafting(**options):
+    """A scheduler whose rows all say what they said before, where a step costs the same however wide it is."""
+    costs = Costs({1: 1.0, 64: 1.0})
+    return scheduler(drafts=PromptLookup(Governor(costs, costs), block_size=7, max_rows=4), **options)
+
+
+def test_every_row_gets_a_token_in_each_step_and_those_that_draft_take_turns():
+    """However much the others draft, a step is wider by one block at most, and there is no second one for them."""
+    sched = drafting()
+    rows = [Row(Request(name, tuple(b"abcabcabc")), 100, 0, None) for name in "xyz"]
+    plain = Row(Request("plain", tuple(b"12345")), 100, 0, None)
+    for one in (*rows, plain):
+        sched.add(one)
+    while len(sched.decoding) < 4:
+        play(sched, sched.tick())
+    first = []
+    for _ in range(9):
+        tick = sched.tick()
+        assert set(tick.decode) == {*rows, plain}
+        assert sum(draft.num_tokens for draft in tick.drafts) <= 7
+        assert plain not in [draft.row for draft in tick.drafts]
+        first.append(tick.drafts[0].row.request.id)
+        play(sched, tick)
+    assert sorted(first) == sorted("xyz" * 3)
+    assert len(set(first[:3])) == 3
+
+
+def test_a_step_that_takes_pieces_verifies_nothing():
+    sched = drafting(mixed=64)
+    one = Row(Request("one", tuple(b"abcabcabc")), 100, 0, None)
+    sched.add(one)
+    while not sched.decoding:
+        play(sched, sched.tick())
+    assert sched.tick().drafts
+    sched.add(row(40))
+    tick = sched.tick()
+    assert tick.prefill
+    assert tick.decode == (one,)
+    assert not tick.drafts
+
+
+def test_drafts_that_do_not_fit_are_left_out():
+    budget = Ledger(13, lambda num_tokens: num_tokens)
+    sched = drafting(memory=budget)
+    one = Row(Request("one", tuple(b"abcabcabc")), 100, 0, None)
+    sched.add(one)
+    while not sched.decoding:
+        play(sched, sched.tick())
+    tick = sched.tick()
+    assert tick.decode == (one,)
+    assert not tick.drafts
+    assert one.num_drafted == 0
+    assert sched.slots[0] is one

@@ -59,6 +59,9 @@ async def test_what_is_told(tiny, monkeypatch):
         assert 0 < timings["draft_n_accepted"] <= timings["draft_n"] <= 7 * timings["draft_rounds"]
         assert answer["usage"]["completion_tokens"] == 100
         assert timings["draft_rounds"] < 100 - timings["draft_n_accepted"] + 1
+        mean = timings["draft_n_accepted"] / timings["draft_rounds"]
+        assert timings["draft_mean_accepted"] == pytest.approx(mean, abs=0.001)
+        assert timings["draft_pauses"] == 0
         text = (await service.client.get("/metrics")).text
         for name, key in (("rounds", "draft_rounds"), ("tokens", "draft_n"), ("accepted", "draft_n_accepted")):
             assert f"mlxcel_draft_{name}_total {float(timings[key])}\n" in text

@@ -141,6 +141,7 @@ def test_a_draft_model_is_looked_at_now_and_then_where_it_does_not_pay():
     [look] = asked(drafts, [one])
     assert look == Draft(one, 4, verified=False)
     assert asked(drafts, [one]) == ()
+    assert one.drafts.pauses == 1
     one.looked_at = (7, 7, 7, 7)
     drafts.settled(one, 0, [7], 1)
     assert one.looked_at == ()

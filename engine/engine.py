@@ -185,6 +185,7 @@ class Engine:
             held=held,
             fits=self.room.most_tokens,
             block_tokens=self.prompts.block_tokens,
+            keeps_whole=self.prompts.keeps_whole,
             max_batch=self.config.max_batch_prefill,
             max_batch_tokens=self.config.max_batch_prefill_tokens,
             mixed_tokens=self.config.mixed_step,
@@ -454,10 +455,13 @@ class Engine:
             force(self._sample(logits, draws), [row for row, _ in behind]) if sampled else mx.zeros((0,), mx.int32)
         )
         measures = measure(logits, drawn, draws, [row.request.top_logprobs for row, _ in behind])
+        ended = [piece.row for piece in pieces if piece.is_last]
+        for i, row in enumerate(ended):
+            self.prompts.reached(row, logits[i : i + 1])
         hits = tuple(
             (i, draws[i], logits[i])
-            for i, piece in enumerate(piece for piece in pieces if piece.is_last)
-            if not piece.row.forced and self.verifier.samples(piece.row)
+            for i, row in enumerate(ended)
+            if not row.forced and self.verifier.samples(row)
         )
         results = [drawn, *measures.arrays, *(row for _, _, row in hits)]
         results += [array for span in spans for array in span.storage.arrays()]
@@ -474,7 +478,7 @@ class Engine:
             row.started_s = time.perf_counter()
         if start > row.cursor:
             self.release(row)
-            reproduces = self._cold_plan.reproduces(start, row.request.boundaries)
+            reproduces = self._cold_plan.reproduces(start, row.request.cuts)
             self.prompts.adopt(row, start, self._forward.open(), reproduces=reproduces)
         elif row.storage is None:
             row.storage = self._forward.open()

@@ -32,7 +32,8 @@ class ModeUnfit(Exception):
 class Span:
     """A row's next tokens: ids, or an int array `[n]` whose values nobody has read yet.
 
-    `num_sampled`: behind how many of the last of them logits are wanted.
+    `num_sampled`: behind how many of the last of them logits are wanted. Without tokens they are those that the
+    storage came with.
     """
 
     storage: Any
@@ -175,10 +176,14 @@ class RowsForward:
 
     def run(self, spans: Sequence[Span]) -> mx.array:
         together = [span for span in spans if span.count == 1 and span.storage.length > 0]
-        logits = dict(zip(map(id, together), self._decode(together), strict=True)) if together else {}
+        logits = {id(span): span.storage.logits for span in spans if not span.count}
+        if together:
+            logits |= zip(map(id, together), self._decode(together), strict=True)
         for span in spans:
             if id(span) not in logits:
                 logits[id(span)] = self._prefill(span)
+            if span.count:
+                span.storage.logits = None
         wanted = [logits[id(span)] for span in spans if span.num_sampled]
         return mx.concatenate(wanted) if wanted else mx.zeros((0, 1))
 

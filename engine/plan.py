@@ -3,7 +3,7 @@
 Scheduler and engine meet here and in `request.py`; neither imports the other. No arrays, no clock.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from engine.request import Row
@@ -80,10 +80,11 @@ class PrefillPlan:
 
     The size is the one given (`fixed_tokens` > 0), or comes from the measured rate, so that a piece takes about
     a second when nothing else runs and a quarter of one while rows decode. With `on_grid`, for model families
-    whose arithmetic depends on the cut, pieces end at fixed positions and at the row's `boundaries` whatever else
+    whose arithmetic depends on the cut, pieces end at fixed positions and at the row's `cuts` whatever else
     runs, and so does what is adopted. `held` says how many of a row's tokens others have stored by now, up to a
-    place where going on reproduces the cold plan, and `block_tokens` in which steps that number grows (0: nothing
-    is shared).
+    place where going on reproduces the cold plan, and `block_tokens` in which steps that number grows (0: none).
+    With `keeps_whole` it grows at the last two `cuts` of a prompt alone, to all of an equal one: that row's next
+    piece has no tokens, and yields what comes next all the same.
 
     `fits` says how many tokens a piece that begins at a position may have for its forward to stay within the
     memory set aside for it. On the grid that bounds nothing: other cuts would be other results.
@@ -102,6 +103,7 @@ class PrefillPlan:
         held: Held = lambda row, reproduces: 0,
         fits: Callable[[int], int] | None = None,
         block_tokens: int = 0,
+        keeps_whole: bool = False,
         max_batch: int = 0,
         max_batch_tokens: int = 0,
         mixed_tokens: int = 0,
@@ -112,6 +114,7 @@ class PrefillPlan:
         self._held = held
         self._fits = fits
         self._block_tokens = block_tokens
+        self._keeps_whole = keeps_whole
         self._max_batch = max_batch
         self._max_batch_tokens = max_batch_tokens
         self._mixed_tokens = mixed_tokens
@@ -121,13 +124,34 @@ class PrefillPlan:
         """Whether pieces and decode rows share forwards. On a grid a piece cannot be cut to what is left."""
         return self._mixed_tokens > 0 and not self._grid_tokens
 
-    def reproduces(self, hit: int, boundaries: Collection[int] = ()) -> bool:
+    def reproduces(self, hit: int, cuts: Collection[int] = ()) -> bool:
         """Whether going on behind `hit` adopted tokens gives the bits of the prompt computed from its start."""
-        return not self._grid_tokens or hit % self._grid_tokens == 0 or hit in boundaries
+        return not self._grid_tokens or hit % self._grid_tokens == 0 or hit in cuts
 
     def start(self, row: Row) -> int:
         """Where the next piece of `row` begins: at its cursor, or behind what can be adopted now."""
-        return max(row.cursor, self._held(row, lambda hit: self.reproduces(hit, row.request.boundaries)))
+        return max(row.cursor, self._held(row, lambda hit: self.reproduces(hit, row.request.cuts)))
+
+    def waits(self, row: Row, ahead: Iterable[Row]) -> bool:
+        """Whether one of those `ahead` is about to come to a place where `row` can take all that it has stored, so
+        that it need not be computed twice.
+        """
+        return self._keeps_whole and any(self._comes_to(other, row) for other in ahead)
+
+    def _comes_to(self, other: Row, row: Row) -> bool:
+        """Whether `other` will be kept whole at a place that `row` can begin from, behind where it is now."""
+        one, two = row.request, other.request
+        if row.cursor > other.cursor or not one.shares_with(two):
+            return False
+        tokens, others = row.prefill_tokens, other.prefill_tokens
+        for stop in two.cuts[-2:]:
+            whole = stop == len(tokens)
+            if not other.cursor < stop <= len(tokens) or (whole and stop < len(two.prompt)):
+                continue
+            same_cuts = [cut for cut in one.cuts if cut <= stop] == [cut for cut in two.cuts if cut <= stop]
+            if same_cuts and tokens[:stop] == others[:stop] and stop > self.start(row):
+                return True
+        return False
 
     def measured(self, num_tokens: int, seconds: float) -> None:
         """Take the duration of a forward over prompts, and any decode rows beside them, into account.
@@ -159,8 +183,7 @@ class PrefillPlan:
         stop = start + budget_tokens
         if self._grid_tokens:
             stop = (start // self._grid_tokens + 1) * self._grid_tokens
-            ends = (*row.request.boundaries, len(row.request.prompt))
-            stop = min([stop, *(end for end in ends if end > start)])
+            stop = min([stop, *(cut for cut in row.request.cuts if cut > start)])
         elif self._fits is not None:
             stop = min(stop, start + max(self._fits(start), 1))
         return Piece(row, start, min(stop, len(row.prefill_tokens)))
@@ -189,7 +212,7 @@ class PrefillPlan:
         one, other = piece.row.request, taken.row.request
         if not self._block_tokens or piece.start != taken.start:
             return False
-        if not (one.cache_prompt and other.cache_prompt and one.cache_salt == other.cache_salt):
+        if not one.shares_with(other):
             return False
         step = self._grid_tokens or self._block_tokens
         end = (piece.start // step + 1) * step

@@ -153,6 +153,16 @@ class Request:
     thinking: ThinkingBudget | None = None
 
     @property
+    def cuts(self) -> tuple[int, ...]:
+        """Where the prompt is cut if results depend on that: its boundaries, and its whole length."""
+        whole = len(self.prompt)
+        return self.boundaries if self.boundaries[-1:] == (whole,) else (*self.boundaries, whole)
+
+    def shares_with(self, other: "Request") -> bool:
+        """Whether one may begin with what the other has stored."""
+        return self.cache_prompt and other.cache_prompt and self.cache_salt == other.cache_salt
+
+    @property
     def looks_back(self) -> bool:
         """Whether a draw depends on the tokens before it."""
         return self.sampling.looks_back or self.grammar is not None or self.thinking is not None

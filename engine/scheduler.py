@@ -9,7 +9,8 @@ A prompt in a slot has one piece in each window of N + 1 ticks, N being the `gra
 first tick. So one of C pieces has its first token within C * (N + 1) ticks, and puts no more than one piece into a
 window while others decode. What is close to the end of its window goes first; before that first pieces do, so that
 short prompts pass long ones. With (N + 1) / 2 slots or fewer the windows hold whatever comes. Where there is no
-room for all, the one whose window ended first goes first: they take turns.
+room for all, the one whose window ended first goes first: they take turns. A prompt that can begin where one that
+has its slot for longer is about to come waits for that one.
 
 A free slot goes to the waiting row of the highest priority, among equals to the first. Whoever waits rises by one
 priority every `RISE_TICKS`, so at the latest after twice that many a row is passed by none that came after it. Who
@@ -254,8 +255,9 @@ class Scheduler:
             return []
         claims = [
             (self._claim(row), row)
-            for row in self.prefilling
+            for place, row in enumerate(self.prefilling)
             if not (waits and row in self._parked and self._due_at[row] > self._tick_count)
+            and not self.plan.waits(row, self.prefilling[:place])
         ]
         return [row for _, row in sorted(claims, key=lambda claim: claim[0])]
 

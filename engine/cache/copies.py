@@ -1,4 +1,6 @@
-"""A dense row's whole state as one buffer of bytes, and back, bit for bit: keys and values, recurrent states."""
+"""A dense row's whole state as one buffer of bytes, and back, bit for bit: keys and values, recurrent states, and
+the logits behind them where the row has them.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,6 +8,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from engine.cache.rows import DenseLayer, DenseStorage, StateLayer
+
+LOGITS = -1  # in place of a layer's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,9 @@ class RowCopy:
         for part in self._parts:
             array = self._buffer[part.start : part.stop].view(part.dtype).reshape(part.shape)
             entries.setdefault(part.layer, {})[part.entry] = array
+        if logits := entries.pop(LOGITS, None):
+            storage.logits = logits[0]
+            mx.eval(storage.logits)
         for number, arrays in entries.items():
             layer = layers[number]
             if isinstance(layer, StateLayer):
@@ -67,6 +74,8 @@ def _arrays(storage: DenseStorage) -> Iterator[tuple[int, int, mx.array]]:
         for entry, array in enumerate(_entries(layer)):
             if array is not None:
                 yield number, entry, array
+    if storage.logits is not None:
+        yield LOGITS, 0, storage.logits
 
 
 def _entries(layer: DenseLayer | StateLayer) -> list[mx.array | None]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from engine.cache.copies import RowCopy
 from engine.cache.kinds import LayerKind
 from engine.cache.pages import PagedStorage, Pages
@@ -72,16 +74,21 @@ class PromptCache:
         """Tokens of what rows share while they are stored; 0 where rows share nothing before a turn ends."""
         return BLOCK_TOKENS if self.keeps and self._cuts else 0
 
+    @property
+    def keeps_whole(self) -> bool:
+        """Whether rows are kept as they are at the last two cuts of their prompts, and nowhere between."""
+        return self.keeps and not self._cuts
+
     def held(self, row: Row, reproduces: Callable[[int], bool]) -> int:
         """How many of what the row prefills could be had from here, at a place that `reproduces` allows.
 
-        The last token is never among them.
+        The last token is among them only where rows are kept whole, and an equal one's end is kept.
         """
         if not self._serves(row):
             return 0
-        tokens = row.prefill_tokens[:-1]
         if not self._cuts:
-            return self._snapshots.longest(self._key(row), tokens, reproduces)
+            return self._snapshots.longest(self._key(row), row.prefill_tokens, reproduces)
+        tokens = row.prefill_tokens[:-1]
         held = self._tree.held(self._key(row), tokens, in_part=self._pages is not None)
         if held % BLOCK_TOKENS >= MIN_PART_TOKENS and reproduces(held):
             return held
@@ -147,12 +154,20 @@ class PromptCache:
                 row.request.prompt[row.cache_miss],
             )
 
+    def reached(self, row: Row, logits: mx.array) -> None:
+        """The row's last piece runs: have what the model says behind it, `[1, vocab]`, be kept with its end."""
+        if self.keeps_whole and self._serves(row) and row.prefill_tokens == row.request.prompt:
+            row.storage.logits = logits
+
     def stored(self, row: Row) -> None:
         """Keep what a piece of the row's prompt has added, all of it evaluated."""
         if self._cuts:
             self._keep_blocks(row)
-        elif row.cursor in row.request.boundaries[-2:]:
-            self._keep_whole(row, "end" if row.cursor == len(row.request.prompt) else "history")
+        elif row.storage is not None and row.storage.logits is not None:
+            self._keep_whole(row, "end")
+            row.storage.logits = None
+        elif row.cursor in row.request.cuts[-2:]:
+            self._keep_whole(row, "history" if row.cursor < len(row.request.prompt) else "cut")
 
     def stepped(self, row: Row, num_tokens: int = 1) -> None:
         """Keep the block that a decoding row has filled with its last tokens, where its layers will have forgotten
@@ -258,7 +273,8 @@ class PromptCache:
         return self.keeps and row.request.cache_prompt
 
     def _key(self, row: Row) -> Hashable:
-        return (*self._identity, row.request.cache_salt)
+        """Whose what is kept is. A prompt with turns is cut where one without is not."""
+        return (*self._identity, row.request.cache_salt, not self._cuts and bool(row.request.boundaries))
 
 
 def _is_named(row: Row) -> bool:

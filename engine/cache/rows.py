@@ -202,14 +202,16 @@ def leaves_of(layers: Sequence[Any]) -> list[Any]:
 class DenseStorage:
     """A row's dense state over all layers; keys and values are stored as `dtype`, or as what they are.
 
-    Windows keep `spare_tokens` more than they see, so that the row can be rewound by as many.
+    Windows keep `spare_tokens` more than they see, so that the row can be rewound by as many. `logits` `[1, vocab]`
+    are those behind all that is stored, where somebody is to go on from here without them.
     """
 
-    __slots__ = ("layers", "length")
+    __slots__ = ("layers", "length", "logits")
 
     def __init__(self, kinds: Sequence[LayerKind], dtype: mx.Dtype | None = None, spare_tokens: int = 0) -> None:
         self.layers = [new_layer(kind, lambda kind: DenseLayer(kind, dtype, spare_tokens)) for kind in kinds]
         self.length = 0
+        self.logits: mx.array | None = None
 
     def arrays(self) -> list[mx.array]:
         return [array for leaf in self.leaves() for array in leaf.arrays()]

@@ -59,12 +59,17 @@ class Snapshots:
         return len(self._kept)
 
     def longest(self, key: Hashable, tokens: Sequence[int], allowed: Callable[[int], bool]) -> int:
-        """The length of the longest snapshot that `tokens` begin with and that is `allowed`; 0: none."""
+        """The length of the longest snapshot that `tokens` begin with and that is `allowed`; 0: none.
+
+        One of all of them serves if it is of a prompt's end: what comes next is known there.
+        """
         self.expire()
-        lengths = sorted(self._lengths.get(key, ()), reverse=True)
-        return next(
-            (n for n in lengths if n <= len(tokens) and allowed(n) and (key, tuple(tokens[:n])) in self._kept), 0
-        )
+        lengths = sorted((n for n in self._lengths.get(key, ()) if n <= len(tokens) and allowed(n)), reverse=True)
+        for n in lengths:
+            snapshot = self._kept.get((key, tuple(tokens[:n])))
+            if snapshot is not None and (n < len(tokens) or snapshot.kind == "end"):
+                return n
+        return 0
 
     def take(self, key: Hashable, tokens: Sequence[int], *, named: bool = False) -> Any:
         """The state behind exactly these tokens, which must be there. It stays.
@@ -87,15 +92,19 @@ class Snapshots:
     ) -> bool:
         """Keep what `copy` gives, `num_bytes` of it, unless it is there or never fits; whether it was added.
 
-        `copy` is called after cold snapshots have made room. `named` is that of `take`.
+        What a prompt ends with takes the place of what is kept there otherwise. `copy` is called after cold
+        snapshots have made room. `named` is that of `take`.
         """
         self.expire()
         place = (key, tuple(tokens))
-        if place in self._kept:
+        there = self._kept.get(place)
+        if there is not None and (there.kind == "end" or kind != "end"):
             self._touched(place, named)
             return False
         if num_bytes > min(self.budget_bytes, self.num_bytes + self._spare()):
             return False
+        if there is not None:
+            self._drop(place)
         for n in [n for n in self._lengths.get(key, ()) if n < len(place[1])]:
             parent = self._kept.get((key, place[1][:n]))
             if parent is not None and parent.kind == kind and parent.num_taken < SHARED:

@@ -86,6 +86,53 @@ def test_pieces_begin_behind_what_can_be_adopted():
     assert len(asked) == 5
 
 
+def prompts(*requests):
+    return [Row(Request("r", tokens, **options), 10, 0, None) for tokens, options in requests]
+
+
+def test_who_can_take_all_that_another_is_about_to_store_waits_for_it():
+    one, two = tuple(range(40)), (*range(30), *range(70, 90))
+    turns = {"boundaries": (30, 40)}, {"boundaries": (30, 50)}
+    plan = PrefillPlan(on_grid=True, keeps_whole=True)
+
+    def waits(row, *ahead):
+        return [plan.waits(other, [row]) for other in ahead]
+
+    first, equal, raw, history, longer = prompts(
+        (one, turns[0]),
+        (one, turns[0]),
+        (one, {}),
+        (two, turns[1]),
+        ((*one, 7), {"boundaries": (30, 40, 41)}),
+    )
+    apart = prompts(
+        (one, turns[0] | {"cache_salt": "s"}),
+        (one, turns[0] | {"cache_prompt": False}),
+        (one[:30], {"boundaries": (30,)}),
+    )
+    assert waits(first, equal, raw, history, longer, *apart) == [True, False, True, True, False, False, False]
+    assert waits(raw, *prompts((one, {})), first) == [True, False]
+    first.cursor = 30
+    assert waits(first, equal, history, longer) == [True, False, True]
+    first.cursor = 40
+    assert waits(first, equal, longer) == [False, False]
+    equal.cursor = 30
+    first.cursor = 20
+    assert waits(first, equal) == [False]
+    assert not PrefillPlan(on_grid=True).waits(longer, [history])
+    held = PrefillPlan(on_grid=True, keeps_whole=True, held=lambda row, reproduces: 40)
+    first.cursor = 0
+    assert not held.waits(longer, [first])
+
+
+def test_a_prompt_that_is_stored_whole_has_a_piece_of_no_tokens():
+    plan = PrefillPlan(on_grid=True, keeps_whole=True, held=lambda row, reproduces: 40)
+    pieces = plan.pieces([row(40), row(40), row(50)], decoding=False)
+    assert [(piece.start, piece.stop, piece.is_last) for piece in pieces] == [(40, 40, True)] * 2 + [
+        (40, 50, True)
+    ]
+
+
 def test_what_is_adopted_takes_nothing_of_the_piece():
     plan = PrefillPlan(fixed_tokens=64, held=lambda row, reproduces: 96)
     pieces = plan.pieces([row(120), row(130), row(100), row(200)], decoding=False)

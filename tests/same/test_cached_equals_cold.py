@@ -10,7 +10,8 @@ import pytest
 
 from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.prompts import MIN_PART_TOKENS
-from engine.size import Size
+from engine.request import Sampling
+from engine.size import Bound, Size
 from tests.engines import Watched, drive
 from tests.tiny import write_checkpoint
 from tests.zoo import ZOO, zoo_loaded, zoo_model
@@ -280,9 +281,9 @@ def test_a_conversation_goes_on_where_its_last_prompt_ended(name, size):
         ended = len(prompt)
         prompt = prompt + row.output + numbers(turn, 9)
         boundaries += [ended + len(row.output), len(prompt)]
-    # Another last question behind the same history, and the same one again: from where the user's turn begins.
+    # The same question again is not computed; another one behind the same history, from where the turn begins.
     history = request.boundaries[-2]
-    pair.assert_same(request, cached=history)
+    pair.assert_same(request, cached=len(request.prompt))
     edited = [*request.prompt[:history], *numbers(9, 20, 100)]
     pair.assert_same(dataclasses.replace(request, prompt=tuple(edited)), cached=history)
 
@@ -307,7 +308,77 @@ def test_users_over_one_history_at_once(name):
     assert tokens == [expected for expected, _ in cold]
     for _, logits in cold:
         assert_equal({key: pair.warm.logits[key] for key in logits}, logits)
-    assert [row.num_cached for row in rows] == [PREFIX] * NUM_USERS
+    assert [row.num_cached for row in rows] == [len(requests[0].prompt)] + [PREFIX] * (NUM_USERS - 1)
+
+
+def choices_of(pair, length, **options):
+    """Four requests for one prompt, each with draws of its own."""
+    one = pair.request("one", numbers(2, length), **options)
+    sampling = Sampling(temperature=1.0, seed=4)
+    return [dataclasses.replace(one, sampling=sampling, choice=choice) for choice in range(4)]
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize(
+    ("length", "boundaries"), [(1, ()), (2, (2,)), (32, ()), (33, (9, 33)), (90, (9, 70, 90))]
+)
+def test_choices_of_one_prompt_at_once(name, length, boundaries):
+    """The first computes it, and the others go on from its end, each with the draws that it has alone."""
+    pair = Warm(zoo_loaded(zoo_model(name)), prefill_chunk_size=32)
+    choices = choices_of(pair, length, boundaries=boundaries)
+    cold = [pair.cold_run(request) for request in choices]
+    assert len({tuple(tokens) for tokens, _ in cold}) > 1
+    tokens, rows = drive(pair.warm.engine, choices)
+    assert tokens == [expected for expected, _ in cold]
+    for _, logits in cold:
+        assert_equal({key: pair.warm.logits[key] for key in logits}, logits)
+    assert [row.num_cached for row in rows] == [0, length, length, length]
+    assert pair.warm.engine.prompts.stats().off_plan == 0
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
+@pytest.mark.parametrize(("num_rows", "num_copies"), [(1, 0), (2, 0), (3, 0), (4, 0), (4, 1), (4, 2)])
+def test_choices_at_the_edge_of_the_memory(name, num_rows, num_copies):
+    """Where there is room for a copy beside the rows, the prompt is computed once."""
+    model = zoo_loaded(zoo_model(name))
+    pair = Warm(model, prefill_chunk_size=32)
+    choices = choices_of(pair, 90)
+    cold = [pair.cold_run(request)[0] for request in choices]
+    engine = pair.warm.engine
+    drive(engine, choices[:1])
+    row_bytes, copy_bytes = engine.memory.row_bytes(90 + 6), engine.prompts.stats().num_bytes
+    budget = Bound(num_rows * row_bytes + num_copies * copy_bytes)
+    narrow = Watched(model, no_prompt_cache=False, prefill_chunk_size=32, kv_cache_budget=budget)
+    tokens, rows = drive(narrow.engine, choices)
+    assert tokens == cold
+    narrow.engine.memory.check()
+    if num_copies:
+        assert [row.num_cached for row in rows] == [0, 90, 90, 90]
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
+def test_users_over_one_new_history_at_once_compute_it_once(name):
+    pair = Warm(zoo_loaded(zoo_model(name)), prefill_chunk_size=16)
+    requests = [
+        pair.request(
+            str(user), [*numbers(6, PREFIX), user, *numbers(user, user)], boundaries=(PREFIX, PREFIX + 1 + user)
+        )
+        for user in range(5)
+    ]
+    cold = [pair.cold_run(request)[0] for request in requests]
+    tokens, rows = drive(pair.warm.engine, requests)
+    assert tokens == cold
+    assert [row.num_cached for row in rows] == [0] + [PREFIX] * 4
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "mamba2"])
+def test_a_prompt_with_turns_shares_nothing_with_one_without(name):
+    """They are cut at other places."""
+    pair = Warm(zoo_loaded(zoo_model(name)))
+    for boundaries in ((), (40, 90)):
+        request = pair.request("one", numbers(9, 90), boundaries=boundaries)
+        pair.assert_same(request, cached=0)
+        pair.assert_same(request, cached=90)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)

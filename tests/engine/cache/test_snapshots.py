@@ -30,6 +30,20 @@ def test_only_whole_prefixes_serve():
     assert held(snapshots, (1, 2, 3)) == 3
 
 
+@pytest.mark.parametrize("kind", ["history", "cut"])
+def test_all_of_a_prompt_serves_where_one_has_ended(kind):
+    snapshots = Snapshots(100)
+    keep(snapshots, (1,), "end")
+    keep(snapshots, (1, 2), kind)
+    assert [held(snapshots, tokens) for tokens in ((1, 2), (1, 2, 3))] == [1, 2]
+    assert keep(snapshots, (1, 2), "end", 20)
+    assert [held(snapshots, tokens) for tokens in ((1, 2), (1, 2, 3))] == [2, 2]
+    assert not keep(snapshots, (1, 2), kind)
+    assert held(snapshots, (1, 2)) == 2
+    assert (len(snapshots), snapshots.num_bytes) == (1, 20)
+    snapshots.check()
+
+
 def test_a_longer_one_of_its_kind_supersedes_it():
     snapshots = Snapshots(100)
     keep(snapshots, (1, 2))
@@ -141,7 +155,7 @@ def test_any_order_keeps_the_books(sequence):
             now_s += number
         elif step == "keep":
             keep(snapshots, tokens, kind, number, named=named)
-            assert held(snapshots, tokens) == len(tokens)
+            assert held(snapshots, (*tokens, 2)) == len(tokens)
         elif length := held(snapshots, tokens):
             assert snapshots.take("k", tokens[:length], named=named) == tokens[:length]
         snapshots.check()

@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.pull import ensure
 from engine.request import Grammar, Request, Row, Sampling
-from engine.sample.chain import _mask
+from engine.sample.chain import _masked
 from engine.sample.state import draw_of
 
 PROMPT = "Describe twelve different animals as JSON: name, legs, weight, and where they live. Be detailed."
@@ -96,7 +96,7 @@ def mask_s(arm: Arm, vocab_size: int, num_steps: int) -> tuple[float, float]:
         found_s.append(time.perf_counter() - started_s)
         draws = [draw_of(row, 0, mask) for row, mask in zip(rows, masks, strict=True)]
         started_s = time.perf_counter()
-        mx.eval(_mask(logits, draws))
+        mx.eval(_masked(logits, draws))
         put_s.append(time.perf_counter() - started_s)
     return statistics.median(found_s), statistics.median(put_s)
 

@@ -1,13 +1,68 @@
-"""Random JSON schemas, the same for every run: what clients send, and what they had better not."""
+"""Random JSON schemas, the same for every run: what clients send, and what they had better not. And what comes of
+them: each is refused by name, or an answer that ends by itself is valid.
+"""
 
+import asyncio
+import json
 import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
+
+import jsonschema
+
+from tests.serving import CHAT, Served
 
 Schema = dict[str, Any]
 NAMES = ("name", "age", "kind", "a b", "ключ", 'quote"d', "")
 WORDS = ("red", "green", "blue", "é", 'a"b', "", 3, -1, 2.5, True, None)
 PATTERNS = ("^[a-z]{2,5}$", "[0-9]+", "^(ab|cd)*$", r"^\d{3}-\d{4}$", "x")
 FORMATS = ("date", "time", "date-time", "uuid", "email", "ipv4", "hostname", "unheard-of")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the answer to one schema ended: by its `stop`, by the bound (`length`), or the schema was `refused`."""
+
+    reason: str
+    num_tokens: int = 0
+
+
+async def outcomes(
+    service: Served, path: str, body: Mapping[str, Any], numbers: Iterable[int], at_once: int
+) -> list[Outcome]:
+    """What comes of the schemas of these numbers, so many of them at a time."""
+    turns = asyncio.Semaphore(at_once)
+
+    async def one(number: int) -> Outcome:
+        async with turns:
+            return await _outcome(service, path, body, number)
+
+    return await asyncio.gather(*map(one, numbers))
+
+
+async def _outcome(service: Served, path: str, body: Mapping[str, Any], number: int) -> Outcome:
+    schema = random_schema(number)
+    asked = {"type": "json_schema", "json_schema": {"name": "random", "schema": schema}}
+    answer = await service.post(path, {**body, "seed": number, "response_format": asked})
+    if answer.status_code == 400:
+        error = answer.json()["error"]
+        assert error["param"] == "response_format.json_schema.schema", (schema, error)
+        return Outcome("refused")
+    assert answer.status_code == 200, (schema, answer.text)
+    told = answer.json()
+    [choice] = told["choices"]
+    num_tokens = told["usage"]["completion_tokens"]
+    if choice["finish_reason"] == "stop":
+        text = choice["message"]["content"] if path == CHAT else choice["text"]
+        try:
+            jsonschema.validate(json.loads(text), schema, jsonschema.Draft202012Validator)
+        except (ValueError, jsonschema.ValidationError) as fault:
+            raise AssertionError(f"schema {number}, {schema}: {text!r}") from fault
+    else:
+        assert choice["finish_reason"] == "length", (schema, choice)
+        assert num_tokens == body["max_tokens"], (schema, told)
+    return Outcome(choice["finish_reason"], num_tokens)
 
 
 def random_schema(seed: int) -> Schema:

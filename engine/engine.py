@@ -452,7 +452,9 @@ class Engine:
         behind = [(row, at) for row in sampled for at in range(1 + len(drafts.get(row, ())))]
         draws = [draw_of(row, ahead, masks.get(row), drafted=drafts[row][:at] if at else ()) for row, at in behind]
         drawn = (
-            force(self._sample(logits, draws), [row for row, _ in behind]) if sampled else mx.zeros((0,), mx.int32)
+            force(self._sample(logits, draws), [row for row, _ in behind], draws)
+            if sampled
+            else mx.zeros((0,), mx.int32)
         )
         measures = measure(logits, drawn, draws, [row.request.top_logprobs for row, _ in behind])
         ended = [piece.row for piece in pieces if piece.is_last]

@@ -108,7 +108,7 @@ class FinishStep:
         if not row.output:
             row.first_token_s = now_s
         row.output.append(token)
-        row.forced = row.forced[1:]
+        row.forced = row.forced[1:] if row.forced[:1] == (token,) else ()
         was_reasoning = text.is_reasoning
         if logprob is not None and not self._ends(row, token):
             text.logprobs.hold(logprob, text.detokenizer.num_chars)

@@ -1,8 +1,9 @@
 """Chat templates for tiny checkpoints: of models that think, that call tools, or that speak in channels."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tests.tiny import write_checkpoint, write_tokenizer
+from tests.tiny import VOCAB_SIZE, write_checkpoint, write_tokenizer
 
 _TOOLS = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 _CALLS = (
@@ -37,8 +38,8 @@ HARMONY = (
 )
 
 
-def checkpoint(folder: Path, template: str) -> Path:
-    """A tiny checkpoint with this template."""
-    write_checkpoint(folder, "gemma3_text")
-    write_tokenizer(folder, template)
+def checkpoint(folder: Path, template: str, more: Sequence[str] = ()) -> Path:
+    """A tiny checkpoint with this template, and with `more` special tokens."""
+    write_checkpoint(folder, "gemma3_text", vocab_size=VOCAB_SIZE + len(more))
+    write_tokenizer(folder, template, more)
     return folder

@@ -4,6 +4,7 @@ Noise matters: freshly initialized norms and biases are ones and zeros and hide 
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,18 +95,18 @@ def write_checkpoint(folder: Path, family: str = "llama", *, seed: int = 0, **ov
     return folder
 
 
-def byte_tokenizer() -> Tokenizer:
-    """One id for each byte, so that any text has tokens and any character can be cut."""
+def byte_tokenizer(more: Sequence[str] = ()) -> Tokenizer:
+    """One id for each byte, so that any text has tokens and any character can be cut; special ones, and `more`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (*SPECIALS, *more)])
     return tokenizer
 
 
-def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
-    byte_tokenizer().save(str(folder / "tokenizer.json"))
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE, more: Sequence[str] = ()) -> None:
+    byte_tokenizer(more).save(str(folder / "tokenizer.json"))
     said = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",

@@ -20,6 +20,7 @@ from engine.model.memory import available_bytes
 from engine.model.placement import hold_room, parameter_bytes, place
 from engine.model.store import check_complete, read_json
 from engine.request import Sampling
+from engine.text.channels import CHANNEL, END
 
 FALLBACK_CONTEXT_LENGTH = 4096
 CONTEXT_FIELDS = (
@@ -260,7 +261,8 @@ def _end_of_turn(tokenizer: Any) -> int | None:
     """The special token with which the chat template closes an assistant's turn, or None.
 
     A short conversation is rendered; what follows its answer is either special tokens alone, whose first closes
-    the turn, or markup around text, whose last does.
+    the turn, or markup around text, whose last does. In Harmony that may be the end of a message, of which a turn
+    has several: it is none of the turn.
     """
     if not tokenizer.has_chat_template:
         return None
@@ -275,6 +277,8 @@ def _end_of_turn(tokenizer: Any) -> int | None:
     special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
     ids = tokenizer.encode(tail.strip(), add_special_tokens=False)
     closing = [index for index in ids if index in special]
+    if CHANNEL in str(tokenizer.chat_template):
+        closing = [index for index in closing if tokenizer.decode([index]) != END]
     if not closing:
         return None
     only_special = all(index in special or not tokenizer.decode([index]).strip() for index in ids)

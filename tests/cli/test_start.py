@@ -8,6 +8,7 @@ import pytest
 
 HEAVY = ("mlx", "mlx_lm", "transformers", "httpx2", "prompt_toolkit", "starlette", "uvicorn", "llguidance")
 LIMIT_S = 0.3
+MOST_TRIES = 40  # on a busy machine; one is enough on another
 SHOW_MODULES = (
     "import sys\n"
     "from mlxcel_cli.main import main\n"
@@ -51,10 +52,13 @@ def test_loads_nothing_heavy(arguments, code):
 @pytest.mark.parametrize("arguments", [["--help"], ["list"], ["rm", "nothing"]], ids=str)
 def test_answers_at_once(arguments):
     def seconds() -> float:
-        """Time on the processor: what else runs on this machine does not count."""
+        """Time on the processor: what else runs here takes none of it, but slows it down on a shared core."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start("from mlxcel_cli.main import main; main()", arguments)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds() for _ in range(5)) < LIMIT_S
+    taken: list[float] = []
+    while min(taken, default=LIMIT_S) >= LIMIT_S and len(taken) < MOST_TRIES:
+        taken.append(seconds())
+    assert min(taken) < LIMIT_S, taken

@@ -202,8 +202,8 @@ def leaves_of(layers: Sequence[Any]) -> list[Any]:
 class DenseStorage:
     """A row's dense state over all layers; keys and values are stored as `dtype`, or as what they are.
 
-    Windows keep `spare_tokens` more than they see, so that the row can be rewound by as many. `logits` `[1, vocab]`
-    are those behind all that is stored, where somebody is to go on from here without them.
+    Windows keep `spare_tokens` more than they see, so that the row can be rewound by as many. `logits` are those
+    behind all that is stored, `[1, vocab]`, where somebody is to go on from here without them.
     """
 
     __slots__ = ("layers", "length", "logits")

@@ -21,11 +21,11 @@ POISON = 250
 class Poisoned(WatchedEngine):
     """An engine whose forward raises when a certain token is among what it runs."""
 
-    def _submit(self, pieces: Any, rows: Any, unread: Any = None) -> Any:
+    def _submit(self, pieces: Any, rows: Any, *more: Any, **named: Any) -> Any:
         prompts = [piece.row.request.prompt[piece.start : piece.stop] for piece in pieces]
         if any(POISON in prompt for prompt in prompts):
             raise RuntimeError("a bad number")
-        return super()._submit(pieces, rows, unread)
+        return super()._submit(pieces, rows, *more, **named)
 
 
 class Dying(WatchedEngine):

@@ -15,7 +15,8 @@ from engine.remembered import Remembered, fingerprint
 from engine.request import Row
 from engine.speculate.drafter import CATCH_UP_TOKENS, Drafter, DraftModel, Sample, check_pair
 from engine.speculate.drafts import Drafts, ModelDrafts, NoDrafts, PromptLookup
-from engine.speculate.governor import Governor
+from engine.speculate.governor import FIRST_GUESS, Governor
+from engine.speculate.lookup import KINDS
 from engine.speculate.policy import Pair, kept, remembered
 
 log = logging.getLogger(__name__)
@@ -90,7 +91,8 @@ def speculation_of(
             "accepted, so that none can be drafted",
         )
     files = [config.model] if config.draft_model is None else [config.model, config.draft_model]
-    governor, keep = _remembered(files, kind, kernels, memory)
+    guesses = [guess for _, guess in KINDS] if kind == "prompt-lookup" else [FIRST_GUESS]
+    governor, keep = _remembered(files, (kind, kernels), memory, guesses)
     pair = Pair(config.model.name, files[-1].name if drafter else kind, kernels)
     if kind == "prompt-lookup":
         most, max_rows = config.draft_block_size, config.prompt_lookup_max_batch
@@ -110,12 +112,12 @@ def speculation_of(
 
 
 def _remembered(
-    files: Sequence[Path], kind: str, kernels: str, memory: Remembered
+    files: Sequence[Path], said: tuple[str, ...], memory: Remembered, guesses: Sequence[float]
 ) -> tuple[Governor, Callable[[Governor], None]]:
     """The governor of these checkpoints, and what keeps it for the next run; nothing where they have no files."""
     name = None
     with contextlib.suppress(OSError):
-        name = fingerprint(*files, said=(kind, kernels))
+        name = fingerprint(*files, said=said)
     if name is None:
-        return remembered(lambda: None), lambda governor: None
-    return remembered(lambda: memory.read(name)), lambda governor: memory.keep(name, kept(governor))
+        return remembered(lambda: None, guesses), lambda governor: None
+    return remembered(lambda: memory.read(name), guesses), lambda governor: memory.keep(name, kept(governor))

@@ -7,13 +7,13 @@ round at most and takes turns with its like. Plain values; no arrays, no clock.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from engine.plan import Draft, Tick
 from engine.request import DraftCounts, DraftStats, Row
-from engine.speculate.governor import Governor, RowGovernor
-from engine.speculate.lookup import LookupIndex
+from engine.speculate.governor import Governor, Track
+from engine.speculate.lookup import KINDS, LookupIndex, kind_of
 from engine.speculate.policy import DraftPolicy, Pair, policy_of
 
 log = logging.getLogger(__name__)
@@ -81,11 +81,13 @@ class NoDrafts:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one row. `index` is there where its own text is looked up, `look_at` is the length of the
-    answer from which a draft model is looked at again.
+    """What is known of one row, by the kind of its proposals; `kind` is that of the last. `index` is there
+    where its own text is looked up, `look_at` is the length of the answer from which a draft model is looked at
+    again.
     """
 
-    governor: RowGovernor = field(default_factory=RowGovernor)
+    tracks: tuple[Track, ...]
+    kind: int = 0
     index: LookupIndex | None = None
     look_at: int = 0
 
@@ -96,6 +98,7 @@ class _Rounds:
     """
 
     kind: ClassVar[str]
+    same: ClassVar[tuple[int, ...]] = (0,)  # the kinds of proposals, by how many tokens came before at least
 
     def __init__(
         self,
@@ -132,11 +135,12 @@ class _Rounds:
         known = self._rows.get(row)
         if known is None:
             return
+        for track in known.tracks:
+            self.governor.watched(track, tokens, num_rows)
         if not num_drafted:
-            self.governor.watched(known.governor, tokens, num_rows)
             return
         self.counts.add(num_drafted, len(tokens) - 1)
-        self.governor.verified(known.governor, num_drafted, len(tokens) - 1)
+        self.governor.verified(known.tracks[known.kind], num_drafted, len(tokens) - 1)
         if self.counts.rounds % KEEP_ROUNDS == 0:
             self.close()
 
@@ -156,7 +160,7 @@ class _Rounds:
         return DraftStats(self.kind, counts.rounds, counts.proposed, counts.accepted, self.governor.num_pauses)
 
     def policy(self) -> DraftPolicy | None:
-        return policy_of(self._pair, self.kind, self._block_size, self.governor, self.stats())
+        return policy_of(self._pair, self._block_size, self.governor, self.stats(), self.same)
 
     def close(self) -> None:
         self._keep(self.governor)
@@ -170,15 +174,15 @@ class _Rounds:
                 log.debug("request %s takes one token a step: %s", row.request.id, reason)
             return None
         if row not in self._rows:
-            self._rows[row] = _Known()
+            self._rows[row] = _Known(tuple(map(Track, range(len(self.governor.guesses)))))
         # The last token that a row may have is never stored.
         most = min(left, row.limit_tokens - len(row.output) - 1)
         if most <= 0:
             return None
         known = self._rows[row]
-        was_paused = known.governor.is_paused
+        num_pauses = self.governor.num_pauses
         draft = self._proposed(row, known, most, num_tokens)
-        row.drafts.pauses += known.governor.is_paused and not was_paused
+        row.drafts.pauses += self.governor.num_pauses - num_pauses
         return draft
 
     def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
@@ -192,6 +196,7 @@ class PromptLookup(_Rounds):
     """
 
     kind = "prompt-lookup"
+    same = tuple(num_same for num_same, _ in KINDS)
 
     def __init__(self, governor: Governor, *, max_rows: int, **options: object) -> None:
         super().__init__(governor, **options)  # type: ignore[arg-type]
@@ -203,14 +208,17 @@ class PromptLookup(_Rounds):
     def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
         index = known.index = known.index or LookupIndex(row.request.prompt)
         index.extend(row.output[len(index.tokens) - len(row.request.prompt) :])
-        if known.governor.shadow:
+        proposal, num_same = index.proposal(most)
+        if not proposal:
             return None
-        proposal = index.proposal(most)
-        width = self.governor.width(known.governor, len(proposal), num_tokens)
-        if not width:
-            self.governor.watch(known.governor, proposal)
-            return None
-        return Draft(row, width, proposal[:width])
+        known.kind = kind_of(num_same)
+        track = known.tracks[known.kind]
+        width = self.governor.width(track, len(proposal), num_tokens)
+        if width:
+            return Draft(row, width, proposal[:width])
+        if not track.shadow:
+            self.governor.watch(track, proposal)
+        return None
 
 
 class ModelDrafts(_Rounds):
@@ -221,10 +229,11 @@ class ModelDrafts(_Rounds):
     kind = "draft"
 
     def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
-        width = self.governor.width(known.governor, most, num_tokens)
+        [track] = known.tracks
+        width = self.governor.width(track, most, num_tokens)
         if width:
             return Draft(row, width)
-        if known.governor.shadow or len(row.output) < known.look_at:
+        if track.shadow or len(row.output) < known.look_at:
             return None
         known.look_at = len(row.output) + LOOK_TOKENS
         return Draft(row, most, verified=False)
@@ -232,7 +241,7 @@ class ModelDrafts(_Rounds):
     def settled(self, row: Row, num_drafted: int, tokens: Sequence[int], num_rows: int) -> None:
         known = self._rows.get(row)
         if known is not None and row.looked_at:
-            self.governor.watch(known.governor, row.looked_at)
+            self.governor.watch(known.tracks[0], row.looked_at)
             row.looked_at = ()
         super().settled(row, num_drafted, tokens, num_rows)
 

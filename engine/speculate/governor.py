@@ -6,10 +6,11 @@ Numbers alone; who measures and who drafts is not known here. docs/speculation.m
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-MEMORY = 0.85  # of older rounds' weight, each round
+MEMORY = 0.85  # of older rounds' weight in a row's evidence, each round
+OVERALL_MEMORY = 0.98  # the same in that of all rows
 PRIOR_WEIGHT = 2.0  # draft tokens that the first guess counts as
 FIRST_GUESS = 0.5  # share of draft tokens that are accepted, before anything is known
 NUM_TIMES, NUM_SKIPPED = 15, 3  # durations kept of a width; its first ones record the step
@@ -71,9 +72,9 @@ class Evidence:
     accepted: float = 0.0
     wrong: float = 0.0
 
-    def add(self, num_drafted: int, num_accepted: int) -> None:
-        self.accepted = self.accepted * MEMORY + num_accepted
-        self.wrong = self.wrong * MEMORY + (num_accepted < num_drafted)
+    def add(self, num_drafted: int, num_accepted: int, memory: float = MEMORY) -> None:
+        self.accepted = self.accepted * memory + num_accepted
+        self.wrong = self.wrong * memory + (num_accepted < num_drafted)
 
     def share(self, prior: float) -> float:
         """The share of draft tokens that are accepted, where those before them are."""
@@ -82,12 +83,13 @@ class Evidence:
 
 
 @dataclass(slots=True)
-class RowGovernor:
-    """One row's evidence. While `is_paused` nothing is verified for it, but what would have been is watched:
-    `shadow` is a proposal whose tokens are compared with those that come, `confirmed` how many in a row would have
-    paid.
+class Track:
+    """One row's evidence of one `kind` of proposals. While it `is_paused` none of them is verified, but what would
+    have been is watched: `shadow` is a proposal whose tokens are compared with those that come, `confirmed` how
+    many in a row would have paid.
     """
 
+    kind: int = 0
     evidence: Evidence = field(default_factory=Evidence)
     is_paused: bool = False
     confirmed: int = 0
@@ -99,13 +101,22 @@ class Governor:
     """Decides for every row and step how many draft tokens to verify.
 
     `plain` are the costs of steps without draft tokens, `rounds` those with. `overall` is the evidence of all
-    rows, which a new row begins with.
+    rows by the kind of proposals, which a new row begins with, and `guesses` are the shares by kind before
+    there is any.
     """
 
-    def __init__(self, plain: Costs, rounds: Costs, overall: Evidence | None = None) -> None:
+    def __init__(
+        self,
+        plain: Costs,
+        rounds: Costs,
+        overall: Mapping[int, Evidence] | None = None,
+        *,
+        guesses: Sequence[float] = (FIRST_GUESS,),
+    ) -> None:
         self.plain = plain
         self.rounds = rounds
-        self.overall = overall or Evidence()
+        self.guesses = guesses
+        self.overall = {kind: Evidence() for kind in range(len(guesses))} | dict(overall or {})
         self.num_pauses = 0
 
     def expected(self, share: float, num_drafted: int) -> float:
@@ -116,55 +127,59 @@ class Governor:
         """How many tokens such a round has to give to be worth its time, in a step of `num_tokens` without it."""
         return 1 + num_tokens * (self.rounds.of(num_tokens + num_drafted) / self.plain.of(num_tokens) - 1)
 
-    def share(self, row: RowGovernor) -> float:
+    def share(self, track: Track) -> float:
         """The share of its draft tokens that are accepted."""
-        return row.evidence.share(self.overall.share(FIRST_GUESS))
+        return track.evidence.share(self.overall_share(track.kind))
 
-    def width(self, row: RowGovernor, num_drafted: int, num_tokens: int) -> int:
+    def overall_share(self, kind: int) -> float:
+        """The same over all rows."""
+        return self.overall[kind].share(self.guesses[kind])
+
+    def width(self, track: Track, num_drafted: int, num_tokens: int) -> int:
         """How many of a proposal's tokens to verify now, in a step that has `num_tokens` without them. 0: none,
-        and the row is paused.
+        and they are paused.
         """
-        if row.is_paused or num_drafted == 0:
+        if track.is_paused or num_drafted == 0:
             return 0
-        width, gain = self._best(row, num_drafted, num_tokens)
+        width, gain = self._best(track, num_drafted, num_tokens)
         if gain >= MARGIN:
             return width
-        row.is_paused, row.confirmed = True, 0
+        track.is_paused, track.confirmed = True, 0
         self.num_pauses += 1
         return 0
 
-    def watch(self, row: RowGovernor, proposal: tuple[int, ...]) -> None:
+    def watch(self, track: Track, proposal: tuple[int, ...]) -> None:
         """Hold `proposal` against the tokens that come."""
-        row.shadow, row.shadow_accepted = proposal, 0
+        track.shadow, track.shadow_accepted = proposal, 0
 
-    def verified(self, row: RowGovernor, num_drafted: int, num_accepted: int) -> None:
+    def verified(self, track: Track, num_drafted: int, num_accepted: int) -> None:
         """A round has come to this."""
-        row.evidence.add(num_drafted, num_accepted)
-        self.overall.add(num_drafted, num_accepted)
+        track.evidence.add(num_drafted, num_accepted)
+        self.overall[track.kind].add(num_drafted, num_accepted, OVERALL_MEMORY)
 
-    def watched(self, row: RowGovernor, tokens: Iterable[int], num_tokens: int) -> None:
+    def watched(self, track: Track, tokens: Iterable[int], num_tokens: int) -> None:
         """`tokens` have come in plain steps: hold what is watched against them."""
         for token in tokens:
-            if not row.shadow:
+            if not track.shadow:
                 return
-            matches = token == row.shadow[row.shadow_accepted]
-            row.shadow_accepted += matches
-            if matches and row.shadow_accepted < len(row.shadow):
+            matches = token == track.shadow[track.shadow_accepted]
+            track.shadow_accepted += matches
+            if matches and track.shadow_accepted < len(track.shadow):
                 continue
-            self._shadow_ended(row, num_tokens)
+            self._shadow_ended(track, num_tokens)
 
-    def _shadow_ended(self, row: RowGovernor, num_tokens: int) -> None:
-        drafted, accepted = len(row.shadow), row.shadow_accepted
-        row.shadow, row.shadow_accepted = (), 0
-        row.evidence.add(drafted, accepted)
+    def _shadow_ended(self, track: Track, num_tokens: int) -> None:
+        drafted, accepted = len(track.shadow), track.shadow_accepted
+        track.shadow, track.shadow_accepted = (), 0
+        track.evidence.add(drafted, accepted)
         paid = any(accepted + 1 >= self.break_even(width, num_tokens) for width in range(1, accepted + 1))
-        row.confirmed = row.confirmed + 1 if paid else 0
-        if row.confirmed >= NUM_CONFIRMATIONS and self._best(row, drafted, num_tokens)[1] >= MARGIN:
-            row.is_paused = False
+        track.confirmed = track.confirmed + 1 if paid else 0
+        if track.confirmed >= NUM_CONFIRMATIONS and self._best(track, drafted, num_tokens)[1] >= MARGIN:
+            track.is_paused = False
 
-    def _best(self, row: RowGovernor, num_drafted: int, num_tokens: int) -> tuple[int, float]:
+    def _best(self, track: Track, num_drafted: int, num_tokens: int) -> tuple[int, float]:
         """The width that gives most tokens for its time, and how many times those of a plain step."""
-        share = self.share(row)
+        share = self.share(track)
         plain = num_tokens / self.plain.of(num_tokens)
         best, gain, given = 0, -math.inf, float(num_tokens)
         for width in range(1, num_drafted + 1):

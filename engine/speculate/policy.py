@@ -1,11 +1,11 @@
 """What was found out about drafting for one model on this machine: said to whoever asks, and kept between runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.request import DraftStats
-from engine.speculate.governor import FIRST_GUESS, Costs, Evidence, Governor
+from engine.speculate.governor import Costs, Evidence, Governor
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,27 @@ class WidthVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class KindVerdict:
+    """How much of one kind of proposals is accepted, and which widths pay. `num_same`: behind how many tokens that
+    came before, or more; 0 where a model drafts.
+    """
+
+    num_same: int
+    accepted_share: float
+    widths: tuple[WidthVerdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftPolicy:
-    """Who drafts for `target`, how much of that is accepted, and which widths pay."""
+    """Who drafts for `target` on which machine, and the verdicts by the kind of proposals."""
 
     kind: str
     target: str
     drafter: str
     machine: str
     block_size: int
-    accepted_share: float
     plain_step_ms: float | None
-    widths: tuple[WidthVerdict, ...]
+    verdicts: tuple[KindVerdict, ...]
     stats: DraftStats
 
 
@@ -45,35 +55,41 @@ class Pair:
     machine: str
 
 
-def policy_of(pair: Pair, kind: str, block_size: int, governor: Governor, stats: DraftStats) -> DraftPolicy:
-    """The verdicts as they stand."""
-    share = governor.overall.share(FIRST_GUESS)
-    plain, rounds = governor.plain.table(), governor.rounds.table()
-    widths = []
+def policy_of(
+    pair: Pair, block_size: int, governor: Governor, stats: DraftStats, same: Sequence[int]
+) -> DraftPolicy:
+    """The verdicts as they stand; `same` are the kinds' least numbers of tokens that came before."""
+    verdicts = tuple(
+        KindVerdict(num_same, round(governor.overall_share(kind), 3), tuple(_widths(governor, kind, block_size)))
+        for kind, num_same in enumerate(same)
+    )
+    plain = _ms(governor.plain.table().get(1))
+    return DraftPolicy(stats.kind, pair.target, pair.drafter, pair.machine, block_size, plain, verdicts, stats)
+
+
+def _widths(governor: Governor, kind: int, block_size: int) -> Iterator[WidthVerdict]:
+    share, rounds = governor.overall_share(kind), governor.rounds.table()
     for width in range(1, block_size + 1):
         expected, break_even = governor.expected(share, width), governor.break_even(width)
         step = _ms(rounds.get(1 + width))
-        widths.append(WidthVerdict(width, step, round(expected, 3), round(break_even, 3), expected > break_even))
-    return DraftPolicy(
-        kind, pair.target, pair.drafter, pair.machine, block_size, round(share, 3), _ms(plain.get(1)),
-        tuple(widths), stats,
-    )  # fmt: skip
+        yield WidthVerdict(width, step, round(expected, 3), round(break_even, 3), expected > break_even)
 
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 3)
 
 
-def remembered(read: Callable[[], Any]) -> Governor:
+def remembered(read: Callable[[], Any], guesses: Sequence[float]) -> Governor:
     """A governor that goes on with what an earlier run has kept, if it can be read."""
     said = read()
     try:
         plain = Costs(_seconds(said["plain_s"]))
         rounds = Costs(_seconds(said["rounds_s"]), plain)
-        return Governor(plain, rounds, Evidence(float(said["accepted"]), float(said["wrong"])))
+        seen = [Evidence(*map(float, pair)) for pair in said["seen"]]
+        return Governor(plain, rounds, dict(enumerate(seen[: len(guesses)])), guesses=guesses)
     except (TypeError, KeyError, ValueError, AttributeError):
         plain = Costs()
-        return Governor(plain, Costs(like=plain))
+        return Governor(plain, Costs(like=plain), guesses=guesses)
 
 
 def kept(governor: Governor) -> dict[str, Any]:
@@ -81,8 +97,7 @@ def kept(governor: Governor) -> dict[str, Any]:
     return {
         "plain_s": governor.plain.table(),
         "rounds_s": governor.rounds.table(),
-        "accepted": governor.overall.accepted,
-        "wrong": governor.overall.wrong,
+        "seen": [[seen.accepted, seen.wrong] for _, seen in sorted(governor.overall.items())],
     }
 
 

@@ -1,7 +1,7 @@
 """Prompt lookup against one token a step, in turn: tasks that copy, free talk, and several streams.
 
     python -m tests.bench.speculation [MODEL] [--new 160] [--repeats 3] [--temp 0]
-       [--tasks copy edit quote chat streams] [--drafter-layers N]
+       [--tasks copy function reformat quote edit chat streams] [--drafter-layers N]
 
 Each arm is a server's loop over the same engine's weights, without a network: requests in, tokens out. A rate is
 tokens over the seconds from the first token to the last, over all streams; figures are medians of the repeats, and
@@ -22,7 +22,7 @@ from engine.model.pull import ensure
 from engine.request import Request, Row, Sampling
 from engine.scheduler import Scheduler
 from engine.speculate.drafts import Drafts, NoDrafts
-from engine.speculate.governor import Costs, Evidence, Governor
+from engine.speculate.governor import Costs, Governor
 from tests.bench.checkpoint import shallow_checkpoint
 
 FUNCTION = '''def total_price(items, tax_rate, discount=0.0):
@@ -48,6 +48,8 @@ TASKS = {
     "copy": f"Repeat this JSON exactly, and write nothing else:\n\n{RECORD}",
     "edit": f"Rename the argument tax_rate to vat in this function. Write the whole function.\n\n{FUNCTION}",
     "quote": f"Quote this function line by line:\n\n{FUNCTION}",
+    "function": f"Repeat this function exactly, and write nothing else:\n\n{FUNCTION}",
+    "reformat": f"Write this JSON on one line:\n\n{RECORD}",
     "chat": "Tell me a story about a lighthouse keeper who finds a letter in a bottle.",
 }
 CHATS = (
@@ -72,7 +74,7 @@ def run(
         said = engine.template.render([{"role": "user", "content": text}])
         tokens = tuple(engine.tokens.encode(said, False))
         own = dataclasses.replace(sampling, seed=number)
-        rows.append(engine.submit(Request(str(number), tokens, own, num_new, ignore_eos=True)))
+        rows.append(engine.submit(Request(str(number), tokens, own, num_new)))
         scheduler.add(rows[-1])
     started_s = 0.0
     while scheduler.has_work:
@@ -97,9 +99,14 @@ def opened(model: Path, folder: Path, drafter_layers: int | None) -> Engine:
         shallow = shallow_checkpoint(model, folder, drafter_layers)
         config = dataclasses.replace(config, draft_kind="draft", draft_model=shallow)
     engine = Engine.open(config)
-    plain = Costs()
-    engine.drafts.governor = Governor(plain, Costs(like=plain))
+    forget(engine)
     return engine
+
+
+def forget(engine: Engine) -> None:
+    """Let the next task begin with nothing seen and nothing measured."""
+    plain = Costs()
+    engine.drafts.governor = Governor(plain, Costs(like=plain), guesses=engine.drafts.governor.guesses)
 
 
 def main() -> None:
@@ -116,7 +123,7 @@ def main() -> None:
     sampling = Sampling(temperature=asked.temp)
     for task in asked.tasks:
         prompts = prompts_of(task)
-        engine.drafts.governor.overall = Evidence()
+        forget(engine)
         run(engine, engine.drafts, prompts, 48, sampling)  # records the steps and measures them
         rates: dict[str, list[float]] = {"plain": [], "drafted": []}
         counts = dataclasses.replace(engine.drafts.counts)

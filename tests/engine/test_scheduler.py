@@ -14,6 +14,7 @@ from engine.request import PRIORITIES, Failed, Output, Progress, Request, Row
 from engine.scheduler import RISE_TICKS, Scheduler
 from engine.speculate.drafts import PromptLookup
 from engine.speculate.governor import Costs, Governor
+from engine.speculate.lookup import KINDS
 
 
 def row(num_tokens, name="r", priority="normal"):
@@ -569,7 +570,8 @@ def test_whatever_happens_the_books_are_straight_and_everybody_ends(
 def drafting(**options):
     """A scheduler whose rows all say what they said before, where a step costs the same however wide it is."""
     costs = Costs({1: 1.0, 64: 1.0})
-    return scheduler(drafts=PromptLookup(Governor(costs, costs), block_size=7, max_rows=4), **options)
+    governor = Governor(costs, costs, guesses=[guess for _, guess in KINDS])
+    return scheduler(drafts=PromptLookup(governor, block_size=7, max_rows=4), **options)
 
 
 def test_every_row_gets_a_token_in_each_step_and_those_that_draft_take_turns():

@@ -14,6 +14,7 @@ from engine.scheduler import Scheduler
 from engine.size import Bound
 from engine.speculate.drafts import PromptLookup
 from engine.speculate.governor import Costs, Governor
+from engine.speculate.lookup import KINDS
 from engine.text.filter import Markup
 from tests.engines import BACKENDS, Guesses, Watched, drive
 from tests.zoo import ZOO, zoo_loaded, zoo_model
@@ -29,7 +30,8 @@ FREE = Costs({1: 1.0, 64: 1.0})  # several tokens cost what one does
 
 def lookup(max_rows: int = 4) -> PromptLookup:
     """Prompt lookup that always pays."""
-    return PromptLookup(Governor(FREE, FREE), max_rows=max_rows, block_size=7)
+    governor = Governor(FREE, FREE, guesses=[guess for _, guess in KINDS])
+    return PromptLookup(governor, max_rows=max_rows, block_size=7)
 
 
 ARMS = ["portable", *(BACKENDS if "paged" in BACKENDS else [])]

@@ -68,7 +68,8 @@ async def test_what_is_told(tiny, monkeypatch):
         policy = (await service.client.get("/v1/internal/draft-policy")).json()
         assert policy["kind"] == "prompt-lookup"
         assert policy["stats"]["rounds"] == timings["draft_rounds"]
-        assert [width["width"] for width in policy["widths"]] == list(range(1, 8))
+        for verdict in policy["verdicts"]:
+            assert [width["width"] for width in verdict["widths"]] == list(range(1, 8))
 
 
 async def test_nothing_is_told_where_nobody_drafts(tiny):

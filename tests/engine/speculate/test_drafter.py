@@ -156,7 +156,7 @@ def test_from_checkpoints_and_across_runs(tmp_path):
     first.drafts.close()
     second = Engine.open(config)
     again = second.drafts.policy()
-    assert again.accepted_share == first.drafts.policy().accepted_share
+    assert again.verdicts[0].accepted_share == first.drafts.policy().verdicts[0].accepted_share
     assert again.plain_step_ms == 500.0
     assert (policy.target, policy.drafter) == ("model", "other")
     assert any("drafts: other" in note for note in second.notes)
@@ -168,6 +168,6 @@ def test_a_file_that_is_damaged_is_found_out_again(tmp_path, monkeypatch):
     config = EngineConfig(model=model, draft_kind="prompt-lookup")
     Engine.open(config).drafts.close()
     [kept] = (tmp_path / "drafts").glob("*.json")
-    for text in ("{", "[]", '{"plain_s": {"1": -1}, "rounds_s": {}, "accepted": 0, "wrong": 0}', '{"plain_s": 3}'):
+    for text in ("{", "[]", '{"plain_s": {"1": -1}, "rounds_s": {}, "seen": []}', '{"plain_s": 3}'):
         kept.write_text(text)
         assert Engine.open(config).drafts.policy().plain_step_ms is None

@@ -9,6 +9,7 @@ from engine.plan import Draft, Tick
 from engine.request import Grammar, Request, Row, Sampling
 from engine.speculate.drafts import LOOK_TOKENS, ModelDrafts, PromptLookup
 from engine.speculate.governor import Costs, Governor
+from engine.speculate.lookup import KINDS
 
 CIRCLE = (1, 2, 3, 4) * 5  # the end of it came before
 
@@ -19,6 +20,11 @@ def row(prompt=CIRCLE, *, limit=100, **request) -> Row:
 
 def governor(*, dear: bool = False) -> Governor:
     costs = Costs({1: 1.0, 64: 64.0 if dear else 1.0})
+    return Governor(costs, costs, guesses=[guess for _, guess in KINDS])
+
+
+def model_governor():
+    costs = Costs({1: 1.0, 64: 64.0})
     return Governor(costs, costs)
 
 
@@ -93,18 +99,29 @@ def test_a_paused_row_is_watched_and_drafts_again():
     drafts, one = lookup(), row((*CIRCLE, 3, 9, 1))
     judge = drafts.governor
     drafts.of([one], num_running=1)
-    known = drafts._rows[one]
-    known.governor.is_paused = True
-    one.output += [1, 2, 3, 4, 1]
+    track = drafts._rows[one].tracks[-1]
+    track.is_paused = True
+    one.output += CIRCLE
     assert asked(drafts, [one]) == ()
-    assert known.governor.shadow
+    assert track.shadow
     for _ in range(2):
-        tokens = list(known.governor.shadow)
+        tokens = list(track.shadow)
         one.output += tokens
         drafts.settled(one, 0, tokens, 1)
         asked(drafts, [one])
-    assert not known.governor.is_paused
+    assert not track.is_paused
     assert judge.num_pauses == 0
+
+
+def test_short_matches_that_mislead_do_not_pause_long_ones():
+    drafts, one = lookup(), row((*CIRCLE, 7, 1, 2))
+    drafts.governor.plain._seconds = {1: 1.0, 64: 22.0}
+    while not drafts._rows or not drafts._rows[one].tracks[0].is_paused:
+        [draft] = asked(drafts, [one]) or [None]
+        if draft:
+            drafts.settled(one, draft.num_tokens, [99], 1)
+    one.output += CIRCLE
+    assert asked(drafts, [one])
 
 
 def test_rounds_are_counted():
@@ -136,7 +153,7 @@ def test_ended_rows_are_forgotten():
 
 
 def test_a_draft_model_is_looked_at_now_and_then_where_it_does_not_pay():
-    drafts = ModelDrafts(governor(dear=True), block_size=4)
+    drafts = ModelDrafts(model_governor(), block_size=4)
     one = row()
     [look] = asked(drafts, [one])
     assert look == Draft(one, 4, verified=False)
@@ -155,6 +172,8 @@ def test_the_policy_says_what_pays():
     drafts = lookup(block_size=3)
     policy = drafts.policy()
     assert policy.kind == "prompt-lookup"
-    assert [verdict.width for verdict in policy.widths] == [1, 2, 3]
-    assert all(verdict.pays for verdict in policy.widths)
-    assert not any(verdict.pays for verdict in lookup(dear=True).policy().widths)
+    assert [verdict.num_same for verdict in policy.verdicts] == [num_same for num_same, _ in KINDS]
+    for cheap, dear in zip(policy.verdicts, lookup(dear=True).policy().verdicts, strict=True):
+        assert [verdict.width for verdict in cheap.widths] == [1, 2, 3]
+        assert all(verdict.pays for verdict in cheap.widths)
+        assert not any(verdict.pays for verdict in dear.widths)

@@ -2,22 +2,22 @@
 
 import pytest
 
-from engine.speculate.governor import NUM_CONFIRMATIONS, NUM_SKIPPED, Costs, Evidence, Governor, RowGovernor
+from engine.speculate.governor import NUM_CONFIRMATIONS, NUM_SKIPPED, Costs, Evidence, Governor, Track
 
 DEAR = {1: 1.0, 8: 8.0}  # as many tokens cost as many steps
 CHEAP = {1: 1.0, 8: 2.0}
 
 
 def governor(costs: dict[int, float], overall: Evidence | None = None) -> Governor:
-    return Governor(Costs(costs), Costs(costs), overall)
+    return Governor(Costs(costs), Costs(costs), None if overall is None else {0: overall})
 
 
-def rounds(judge: Governor, row: RowGovernor, *accepted: int) -> None:
+def rounds(judge: Governor, row: Track, *accepted: int) -> None:
     for count in accepted:
         judge.verified(row, 7, count)
 
 
-def shadowed(judge: Governor, row: RowGovernor, accepted: int, num_drafted: int = 7) -> None:
+def shadowed(judge: Governor, row: Track, accepted: int, num_drafted: int = 7) -> None:
     """What is watched comes true for so many tokens."""
     proposal = tuple(range(num_drafted))
     judge.watch(row, proposal)
@@ -54,7 +54,7 @@ def test_rounds_cost_what_steps_do_until_they_are_measured():
 
 @pytest.mark.parametrize(("costs", "pays"), [(CHEAP, True), (DEAR, False)], ids=["cheap", "dear"])
 def test_break_even(costs, pays):
-    judge, row = governor(costs), RowGovernor()
+    judge, row = governor(costs), Track()
     rounds(judge, row, 4, 4, 4, 4)
     assert (judge.width(row, 7, 1) > 0) == pays
     assert row.is_paused != pays
@@ -63,7 +63,7 @@ def test_break_even(costs, pays):
 def test_others_in_the_step_wait_for_a_round():
     """What pays for a row alone need not pay beside three others, whose tokens are as late."""
     judge = governor({1: 1.0, 4: 1.1, 5: 1.6, 11: 6.0, 2: 1.2, 8: 1.8})
-    alone, beside = RowGovernor(), RowGovernor()
+    alone, beside = Track(), Track()
     for row in (alone, beside):
         rounds(judge, row, 1, 1, 1, 1)
     assert judge.width(alone, 7, 1) > 0
@@ -72,7 +72,7 @@ def test_others_in_the_step_wait_for_a_round():
 
 def test_the_width_is_that_which_gives_most():
     """Half of the draft tokens are accepted: many of them cost more than they give."""
-    judge, row = governor({1: 1.0, 2: 1.1, 3: 1.2, 8: 3.0}), RowGovernor()
+    judge, row = governor({1: 1.0, 2: 1.1, 3: 1.2, 8: 3.0}), Track()
     rounds(judge, row, *[1] * 10)
     assert 1 <= judge.width(row, 7, 1) <= 2
     rounds(judge, row, *[7] * 20)
@@ -80,13 +80,13 @@ def test_the_width_is_that_which_gives_most():
 
 
 def test_one_miss_after_strong_evidence_does_not_pause():
-    judge, row = governor(CHEAP), RowGovernor()
+    judge, row = governor(CHEAP), Track()
     rounds(judge, row, 7, 7, 7, 7, 0)
     assert judge.width(row, 7, 1) > 0
 
 
 def test_misses_pause():
-    judge, row = governor(CHEAP), RowGovernor()
+    judge, row = governor(CHEAP), Track()
     rounds(judge, row, 0, 0, 0)
     assert judge.width(row, 7, 1) == 0
     assert row.is_paused
@@ -94,7 +94,7 @@ def test_misses_pause():
 
 
 def test_a_paused_row_resumes_after_confirmations():
-    judge, row = governor(CHEAP), RowGovernor()
+    judge, row = governor(CHEAP), Track()
     rounds(judge, row, 0, 0, 0)
     judge.width(row, 7, 1)
     for _ in range(NUM_CONFIRMATIONS):
@@ -104,7 +104,7 @@ def test_a_paused_row_resumes_after_confirmations():
 
 
 def test_confirmations_are_in_a_row():
-    judge, row = governor(CHEAP), RowGovernor()
+    judge, row = governor(CHEAP), Track()
     rounds(judge, row, 0, 0, 0)
     judge.width(row, 7, 1)
     for accepted in (7, 0, 7, 0):
@@ -113,7 +113,7 @@ def test_confirmations_are_in_a_row():
 
 
 def test_tokens_behind_a_miss_are_not_held_against_what_was_watched():
-    judge, row = governor(CHEAP), RowGovernor()
+    judge, row = governor(CHEAP), Track()
     judge.watch(row, (1, 2, 3))
     judge.watched(row, [1, 9, 3], 1)
     assert row.evidence.accepted == 1
@@ -122,5 +122,5 @@ def test_tokens_behind_a_miss_are_not_held_against_what_was_watched():
 
 def test_a_new_row_begins_with_what_others_have_shown():
     good, bad = (governor(CHEAP, Evidence(*seen)) for seen in ((40, 2), (1, 40)))
-    assert good.width(RowGovernor(), 7, 1) > 0
-    assert bad.width(RowGovernor(), 7, 1) == 0
+    assert good.width(Track(), 7, 1) > 0
+    assert bad.width(Track(), 7, 1) == 0

@@ -93,6 +93,8 @@ def speculation_of(
     files = [config.model] if config.draft_model is None else [config.model, config.draft_model]
     guesses = [guess for _, guess in KINDS] if kind == "prompt-lookup" else [FIRST_GUESS]
     governor, keep = _remembered(files, (kind, kernels), memory, guesses)
+    if drafter is not None:
+        governor.draft_cost = drafter.loaded.weight_bytes / max(loaded.weight_bytes, 1)
     pair = Pair(config.model.name, files[-1].name if drafter else kind, kernels)
     if kind == "prompt-lookup":
         most, max_rows = config.draft_block_size, config.prompt_lookup_max_batch

@@ -19,7 +19,10 @@ from engine.speculate.policy import DraftPolicy, Pair, policy_of
 log = logging.getLogger(__name__)
 
 KEEP_ROUNDS = 500  # after so many what is known is kept for the next run
-LOOK_TOKENS = 16  # between two looks at what a draft model would propose for a row that is paused
+# Tokens to the first look at what a draft model would propose for a row that is paused; to each further one twice
+# as many as before, up to the most.
+LOOK_TOKENS, MOST_LOOK_TOKENS = 16, 1024
+LOOKED_AT = 4  # tokens that it is asked for then
 
 
 class Drafts(Protocol):
@@ -82,14 +85,15 @@ class NoDrafts:
 @dataclass(slots=True)
 class _Known:
     """What is known of one row, by the kind of its proposals; `kind` is that of the last. `index` is there
-    where its own text is looked up, `look_at` is the length of the answer from which a draft model is looked at
-    again.
+    where its own text is looked up. `look_at` is the length of the answer from which a draft model is looked at
+    again, which is `look_after` tokens behind the last look.
     """
 
     tracks: tuple[Track, ...]
     kind: int = 0
     index: LookupIndex | None = None
     look_at: int = 0
+    look_after: int = 0
 
 
 class _Rounds:
@@ -232,11 +236,21 @@ class ModelDrafts(_Rounds):
         [track] = known.tracks
         width = self.governor.width(track, most, num_tokens)
         if width:
+            known.look_after = known.look_at = 0
             return Draft(row, width)
-        if track.shadow or len(row.output) < known.look_at:
+        if not track.is_paused or track.shadow or not self.governor.could_pay(most, num_tokens):
             return None
-        known.look_at = len(row.output) + LOOK_TOKENS
-        return Draft(row, most, verified=False)
+        if (
+            not known.look_after
+        ):  # the model reads all that it has not read first, so a long prompt waits for longer
+            known.look_after = max(LOOK_TOKENS, len(row.request.prompt) // 2)
+        elif len(row.output) >= known.look_at:
+            known.look_after = min(2 * known.look_after, MOST_LOOK_TOKENS)
+        else:
+            return None
+        is_first = known.look_at == 0
+        known.look_at = len(row.output) + known.look_after
+        return None if is_first else Draft(row, min(most, LOOKED_AT), verified=False)
 
     def settled(self, row: Row, num_drafted: int, tokens: Sequence[int], num_rows: int) -> None:
         known = self._rows.get(row)

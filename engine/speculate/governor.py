@@ -40,6 +40,11 @@ class Costs:
             times.append(seconds)
             self._seconds[num_tokens] = statistics.median(times)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether any step was measured."""
+        return bool(self._seconds)
+
     def table(self) -> dict[int, float]:
         """What is known, by the number of tokens."""
         return dict(sorted(self._seconds.items()))
@@ -112,9 +117,11 @@ class Governor:
         overall: Mapping[int, Evidence] | None = None,
         *,
         guesses: Sequence[float] = (FIRST_GUESS,),
+        draft_cost: float = 0.0,
     ) -> None:
         self.plain = plain
         self.rounds = rounds
+        self.draft_cost = draft_cost
         self.guesses = guesses
         self.overall = {kind: Evidence() for kind in range(len(guesses))} | dict(overall or {})
         self.num_pauses = 0
@@ -125,7 +132,11 @@ class Governor:
 
     def break_even(self, num_drafted: int, num_tokens: int = 1) -> float:
         """How many tokens such a round has to give to be worth its time, in a step of `num_tokens` without it."""
-        return 1 + num_tokens * (self.rounds.of(num_tokens + num_drafted) / self.plain.of(num_tokens) - 1)
+        return 1 + num_tokens * (self._round_s(num_drafted, num_tokens) / self.plain.of(num_tokens) - 1)
+
+    def could_pay(self, num_drafted: int, num_tokens: int) -> bool:
+        """Whether rounds of up to so many draft tokens would pay, were all of them accepted."""
+        return any(width + 1 > self.break_even(width, num_tokens) for width in range(1, num_drafted + 1))
 
     def share(self, track: Track) -> float:
         """The share of its draft tokens that are accepted."""
@@ -137,9 +148,9 @@ class Governor:
 
     def width(self, track: Track, num_drafted: int, num_tokens: int) -> int:
         """How many of a proposal's tokens to verify now, in a step that has `num_tokens` without them. 0: none,
-        and they are paused.
+        and they are paused, unless no plain step was measured yet that they could be held against.
         """
-        if track.is_paused or num_drafted == 0:
+        if track.is_paused or num_drafted == 0 or not self.plain.is_known:
             return 0
         width, gain = self._best(track, num_drafted, num_tokens)
         if gain >= MARGIN:
@@ -177,6 +188,13 @@ class Governor:
         if track.confirmed >= NUM_CONFIRMATIONS and self._best(track, drafted, num_tokens)[1] >= MARGIN:
             track.is_paused = False
 
+    def _round_s(self, num_drafted: int, num_tokens: int) -> float:
+        """Seconds of a step of `num_tokens` and so many draft tokens; their cost is guessed until measured."""
+        seconds = self.rounds.of(num_tokens + num_drafted)
+        if self.rounds.is_known:
+            return seconds
+        return seconds + num_drafted * self.draft_cost * self.plain.of(num_tokens)
+
     def _best(self, track: Track, num_drafted: int, num_tokens: int) -> tuple[int, float]:
         """The width that gives most tokens for its time, and how many times those of a plain step."""
         share = self.share(track)
@@ -184,7 +202,7 @@ class Governor:
         best, gain, given = 0, -math.inf, float(num_tokens)
         for width in range(1, num_drafted + 1):
             given += share**width
-            pays = given / self.rounds.of(num_tokens + width) / plain
+            pays = given / self._round_s(width, num_tokens) / plain
             if pays > gain:
                 best, gain = width, pays
         return best, gain

@@ -9,8 +9,7 @@ ratios are of the arms of one repeat. Answers of both arms are compared. With `-
 first layers draft, in place of prompt lookup.
 
 The task `copier` is `edit` by a model that makes no mistakes: every step is computed and drawn as ever, and then
-the right token takes the place of the drawn one. `function`, `quote` and `edit` are as well as a small model copies
-code.
+the right token takes the place of the drawn one. In `function`, `quote` and `edit` a small model copies badly.
 """
 
 import argparse
@@ -130,7 +129,10 @@ def opened(model: Path, folder: Path, drafter_layers: int | None) -> Engine:
 def forget(engine: Engine) -> None:
     """Let the next task begin with nothing seen and nothing measured."""
     plain = Costs()
-    engine.drafts.governor = Governor(plain, Costs(like=plain), guesses=engine.drafts.governor.guesses)
+    before = engine.drafts.governor
+    engine.drafts.governor = Governor(
+        plain, Costs(like=plain), guesses=before.guesses, draft_cost=before.draft_cost
+    )
 
 
 def main() -> None:

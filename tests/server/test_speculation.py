@@ -25,6 +25,7 @@ def scripted() -> ScriptedSampler:
 def always_paying(monkeypatch) -> None:
     """Every round is worth its time, whatever this machine measures."""
     monkeypatch.setattr("engine.speculate.governor.Costs.of", lambda self, num_tokens: 1.0)
+    monkeypatch.setattr("engine.speculate.governor.Costs.is_known", True)
 
 
 async def test_answers_and_streams_are_those_of_plain_steps(tiny, monkeypatch):

@@ -1,14 +1,14 @@
 """Who brings draft tokens to a step: turns, bounds, and rows that bring none."""
 
-import dataclasses
+import itertools
 import logging
 
 import pytest
 
 from engine.plan import Draft, Tick
 from engine.request import Grammar, Request, Row, Sampling
-from engine.speculate.drafts import LOOK_TOKENS, ModelDrafts, PromptLookup
-from engine.speculate.governor import Costs, Governor
+from engine.speculate.drafts import LOOK_TOKENS, LOOKED_AT, ModelDrafts, PromptLookup
+from engine.speculate.governor import Costs, Evidence, Governor
 from engine.speculate.lookup import KINDS
 
 CIRCLE = (1, 2, 3, 4) * 5  # the end of it came before
@@ -24,8 +24,9 @@ def governor(*, dear: bool = False) -> Governor:
 
 
 def model_governor():
-    costs = Costs({1: 1.0, 64: 64.0})
-    return Governor(costs, costs)
+    """Costs that only much right makes up for, and nothing was right so far."""
+    costs = Costs({1: 1.0, 64: 57.0})
+    return Governor(costs, costs, {0: Evidence(0, 20)})
 
 
 def lookup(*, block_size=7, max_rows=4, dear=False) -> PromptLookup:
@@ -152,20 +153,46 @@ def test_ended_rows_are_forgotten():
     assert not drafts._rows
 
 
-def test_a_draft_model_is_looked_at_now_and_then_where_it_does_not_pay():
-    drafts = ModelDrafts(model_governor(), block_size=4)
-    one = row()
-    [look] = asked(drafts, [one])
-    assert look == Draft(one, 4, verified=False)
-    assert asked(drafts, [one]) == ()
+def test_a_draft_model_is_looked_at_less_and_less_where_it_does_not_pay():
+    drafts = ModelDrafts(model_governor(), block_size=7)
+    one = row(limit=10_000)
+    looked = []
+    for _ in range(1000):
+        one.num_drafted = 0
+        for draft in asked(drafts, [one]):
+            assert draft == Draft(one, LOOKED_AT, verified=False)
+            one.looked_at = (7,) * LOOKED_AT
+            looked.append(len(one.output))
+        one.output.append(1)
+        drafts.settled(one, 0, [1], 1)
+        assert one.looked_at == ()
+    assert looked[0] == LOOK_TOKENS
+    assert [b - a for a, b in itertools.pairwise(looked)] == [32, 64, 128, 256]
     assert one.drafts.pauses == 1
-    one.looked_at = (7, 7, 7, 7)
-    drafts.settled(one, 0, [7], 1)
-    assert one.looked_at == ()
-    one.output += [1] * LOOK_TOKENS
-    assert asked(drafts, [one]) == ()  # what was looked at is still watched
-    drafts.settled(one, 0, [1], 1)
-    assert asked(drafts, [one]) == (dataclasses.replace(look),)
+
+
+def test_a_draft_model_that_could_never_pay_is_not_looked_at():
+    dear = Costs({1: 1.0, 64: 64.0})
+    drafts, one = ModelDrafts(Governor(dear, dear), block_size=7), row(limit=10_000)
+    for _ in range(500):
+        assert asked(drafts, [one]) == ()
+        one.output.append(1)
+        drafts.settled(one, 0, [1], 1)
+
+
+def test_a_draft_model_that_comes_to_pay_drafts_again():
+    judge = model_governor()
+    drafts, one = ModelDrafts(judge, block_size=7), row(limit=10_000)
+    asked(drafts, [one])
+    judge.plain._seconds = judge.rounds._seconds = {1: 1.0, 64: 1.5}
+    while one.drafts.rounds == 0 and len(one.output) < 500:
+        step = asked(drafts, [one])
+        if step and step[0].verified:
+            return
+        one.looked_at = (1,) * LOOKED_AT if step else ()
+        one.output.append(1)
+        drafts.settled(one, 0, [1], 1)
+    pytest.fail("it never drafted again")
 
 
 def test_the_policy_says_what_pays():

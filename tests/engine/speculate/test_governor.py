@@ -124,3 +124,23 @@ def test_a_new_row_begins_with_what_others_have_shown():
     good, bad = (governor(CHEAP, Evidence(*seen)) for seen in ((40, 2), (1, 40)))
     assert good.width(Track(), 7, 1) > 0
     assert bad.width(Track(), 7, 1) == 0
+
+
+def test_nothing_is_verified_before_a_plain_step_was_measured():
+    """Else there is nothing to hold a round against, and whoever always drafts never finds out."""
+    plain = Costs()
+    judge, track = Governor(plain, Costs({2: 0.02, 8: 0.02}, plain)), Track()
+    assert judge.width(track, 7, 1) == 0
+    assert not track.is_paused
+    for _ in range(NUM_SKIPPED + 1):
+        plain.measured(1, 0.015)
+    rounds(judge, track, 7)
+    assert judge.width(track, 7, 1) > 0
+
+
+def test_what_a_draft_costs_is_guessed_until_rounds_are_measured():
+    plain = Costs({1: 1.0, 8: 1.7})
+    judge = Governor(plain, Costs(like=plain), draft_cost=0.9)
+    assert not judge.could_pay(7, 1)
+    judge.rounds._seconds = {8: 2.0}
+    assert judge.could_pay(7, 1)

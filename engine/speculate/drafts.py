@@ -19,6 +19,7 @@ from engine.speculate.policy import DraftPolicy, Pair, policy_of
 log = logging.getLogger(__name__)
 
 KEEP_ROUNDS = 500  # after so many what is known is kept for the next run
+OLD_STEPS = 2000  # plain steps in a row after which what rounds cost is to be measured anew
 # Tokens to the first look at what a draft model would propose for a row that is paused; to each further one twice
 # as many as before, up to the most.
 LOOK_TOKENS, MOST_LOOK_TOKENS = 16, 1024
@@ -120,6 +121,7 @@ class _Rounds:
         self._rows: dict[Row, _Known] = {}
         self._told: set[Row] = set()  # rows of which the log says why they bring nothing
         self._first: Row | None = None  # who is asked first
+        self._num_plain = 0  # steps since the last round
 
     def of(self, rows: Sequence[Row], *, num_running: int) -> tuple[Draft, ...]:
         drafts: list[Draft] = []
@@ -152,8 +154,12 @@ class _Rounds:
         num_drafted = sum(draft.row.num_drafted for draft in tick.drafts)
         if num_drafted:
             self.governor.rounds.measured(len(tick.decode) + num_drafted, seconds)
+            self._num_plain = 0
         elif not tick.drafts:
             self.governor.plain.measured(len(tick.decode), seconds)
+            self._num_plain += 1
+            if self._num_plain == OLD_STEPS:
+                self.governor.rounds.forget()
 
     def forget(self, row: Row) -> None:
         self._rows.pop(row, None)

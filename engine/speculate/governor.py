@@ -40,6 +40,11 @@ class Costs:
             times.append(seconds)
             self._seconds[num_tokens] = statistics.median(times)
 
+    def forget(self) -> None:
+        """What was measured is old: the machine may be another one by now."""
+        self._seconds.clear()
+        self._times.clear()
+
     @property
     def is_known(self) -> bool:
         """Whether any step was measured."""

@@ -7,7 +7,7 @@ import pytest
 
 from engine.plan import Draft, Tick
 from engine.request import Grammar, Request, Row, Sampling
-from engine.speculate.drafts import LOOK_TOKENS, LOOKED_AT, ModelDrafts, PromptLookup
+from engine.speculate.drafts import LOOK_TOKENS, LOOKED_AT, OLD_STEPS, ModelDrafts, PromptLookup
 from engine.speculate.governor import Costs, Evidence, Governor
 from engine.speculate.lookup import KINDS
 
@@ -143,6 +143,17 @@ def test_steps_are_measured_by_what_was_in_them():
             drafts.measured(Tick(decode=(one,), drafts=asked_for), 1.0 + drafted)
     assert judge.plain.table() == {1: 1.0}
     assert judge.rounds.table() == {4: 4.0}
+
+
+def test_what_rounds_cost_grows_old():
+    """Measured while the machine was busy, it might keep rows paused for ever."""
+    drafts, one = lookup(), row()
+    judge = drafts.governor = Governor(Costs({1: 1.0}), Costs({8: 100.0}))
+    for _ in range(OLD_STEPS - 1):
+        drafts.measured(Tick(decode=(one,)), 1.0)
+    assert judge.rounds.is_known
+    drafts.measured(Tick(decode=(one,)), 1.0)
+    assert not judge.rounds.is_known
 
 
 def test_ended_rows_are_forgotten():

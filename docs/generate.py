@@ -23,7 +23,7 @@ A flag of `serve` wins over its environment variable, that over the same name in
 same settings from environment and file. An unknown key is an error that names the nearest one.
 
 Where nobody says how to sample: the checkpoint's `generation_config.json`, else temperature 0.8, top-k 40,
-top-p 0.95 and min-p 0.05 on `serve`, and greedy on the command line.
+top-p 0.95 and min-p 0.05 on `serve`, and greedy where the command line runs the model itself.
 
 | flag | variable | default | what it is |
 | --- | --- | --- | --- |

@@ -47,6 +47,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "top_logprobs": (0,),
         "modalities": (["text"],),
+        "verbosity": ("medium",),
         "suffix": ("",),
     }
 

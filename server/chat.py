@@ -174,6 +174,13 @@ class ChatBody(GenerationBody, kw_only=True):
         """
         arguments = dict(self.chat_template_kwargs)
         effort, thinks = self.reasoning_effort, self.enable_thinking
+        for name, value in self.chat_template_kwargs.items():
+            if template.takes(name):
+                continue
+            if name != "enable_thinking" or thinks not in (None, value):
+                where = f"chat_template_kwargs.{name[:MAX_ECHOED]}"
+                raise RequestError(f"{where}: this model's chat template does not ask for it", param=where)
+            thinks = bool(arguments.pop(name))
         if effort is not None and not template.takes("reasoning_effort"):
             if effort != "none":
                 raise RequestError(
@@ -184,9 +191,10 @@ class ChatBody(GenerationBody, kw_only=True):
             effort, thinks = None, False
         if thinks is not None and not template.takes("enable_thinking"):
             if thinks or markup.reasons:
+                by_effort = self.reasoning_effort is not None and self.enable_thinking is None
                 raise RequestError(
                     "enable_thinking: this model's chat template has no such switch",
-                    param="enable_thinking" if self.enable_thinking is not None else "reasoning_effort",
+                    param="reasoning_effort" if by_effort else "enable_thinking",
                 )
             thinks = None
         for name, value in (("reasoning_effort", effort), ("enable_thinking", thinks)):

@@ -208,6 +208,8 @@ def error_response(
     own = {"retry-after": str(RETRY_AFTER_S)} if status == 503 else {}
     if status == 401:
         own["www-authenticate"] = "Bearer"
+    if status == 501:  # else OpenAI's and Anthropic's clients take it for a fault that passes
+        own["x-should-retry"] = "false"
     return json_response(error_body(error, shape), status, {**own, **(headers or {})})
 
 

@@ -6,6 +6,7 @@ Knows no HTTP.
 
 import dataclasses
 import functools
+import json
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from engine.request import (
 )
 from engine.text.continued import Continued
 from engine.text.filter import Markup
-from engine.text.forcedcalls import call_grammar, forced
+from engine.text.forcedcalls import arguments_schema, call_grammar, forced
 from engine.text.parts import Part
 from engine.text.template import begun_by
 from engine.text.tokens import REPLACEMENT, Tokens
@@ -375,6 +376,18 @@ def forced_calls(prompted: Prompted, tools: Tools, *, parallel: bool) -> tuple[P
     markup = forced(prompted.markup)
     grammar = Grammar("cfg", call_grammar(prompted.markup, tools, parallel=parallel), param="tool_choice")
     return dataclasses.replace(prompted, markup=markup), {"grammar": grammar, "tool_calls": ToolCalls(markup)}
+
+
+def check_schemas(model: ServedModel, tools: Tools, forced: Tools) -> None:
+    """Raise RequestError that names the tool whose schema no call can be held to, of those of `tools` that are
+    `forced`.
+    """
+    for index, tool in enumerate(tools):
+        if any(tool is one for one in forced):
+            schema = arguments_schema(tool)
+            model.grammars.compile(
+                Grammar("json", json.dumps(schema), param=f"tools[{index}].function.parameters")
+            )
 
 
 def _behind_thought(grammar: Grammar, markup: Markup) -> Grammar:

@@ -17,6 +17,7 @@ from engine.sample.chain import sample
 from engine.scheduler import Scheduler
 from engine.speculate.drafter import Drafter
 from engine.speculate.drafts import NoDrafts, plain_reason
+from tests.tiny import VOCAB_SIZE
 
 
 class Guesses(NoDrafts):
@@ -43,7 +44,8 @@ class Guesses(NoDrafts):
         if count <= 0 or plain_reason(row):
             return None
         if self._random.random() < 0.7:
-            tokens[self._random.randrange(count)] ^= 1
+            at = self._random.randrange(count)
+            tokens[at] = (tokens[at] + 1) % VOCAB_SIZE
         return Draft(row, count, tuple(tokens))
 
 

@@ -6,6 +6,7 @@ how a grammar is kept to, nor of thoughts before the calls but for Harmony's, wh
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from engine.text.channels import CALLED, CHANNEL, END, MESSAGE, START
@@ -56,5 +57,10 @@ def _any_of(tools: Tools) -> str:
 
 def _arguments(tools: Tools) -> str:
     """A rule for the arguments of each tool: schemas of their own, so that their references hold."""
-    schemas = [{"type": "object", **(tool["function"].get("parameters") or NO_PARAMETERS)} for tool in tools]
-    return "".join(f"json_{number}: %json {json.dumps(schema)}\n" for number, schema in enumerate(schemas))
+    schemas = [json.dumps(arguments_schema(tool)) for tool in tools]
+    return "".join(f"json_{number}: %json {schema}\n" for number, schema in enumerate(schemas))
+
+
+def arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON schema of a tool's arguments, which are an object."""
+    return {"type": "object", **(tool["function"].get("parameters") or NO_PARAMETERS)}

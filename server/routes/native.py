@@ -46,7 +46,8 @@ async def slots(request: Request) -> Response:
     running = service.bridge.slots()
     if request.query_params.get("fail_on_no_slot", "0") not in ("0", "") and None not in running:
         raise NoFreeSlot("all slots are taken")
-    return json_response([_slot(number, slot, model) for number, slot in enumerate(running)])
+    drafts = service.config.engine.drafting != "none"
+    return json_response([_slot(number, slot, model, drafts=drafts) for number, slot in enumerate(running)])
 
 
 def _model(service: Service) -> ServedModel:
@@ -58,13 +59,13 @@ def _model(service: Service) -> ServedModel:
     return bridge.model_now
 
 
-def _slot(number: int, slot: Slot | None, model: ServedModel) -> dict[str, Any]:
+def _slot(number: int, slot: Slot | None, model: ServedModel, *, drafts: bool) -> dict[str, Any]:
     """One slot, without a word of what was asked or answered."""
     shown: dict[str, Any] = {
         "id": number,
         "id_task": -1,
         "n_ctx": model.context_length,
-        "speculative": False,
+        "speculative": drafts,
         "is_processing": slot is not None,
     }
     if slot is None:

@@ -9,7 +9,7 @@ from engine.loop import ServedModel
 from engine.request import Priority
 from server.chat import ChatBody
 from server.conversations import Turn
-from server.generate import Answer, Prompted, chat_prompt, forced_calls
+from server.generate import Answer, Prompted, chat_prompt, check_schemas, forced_calls
 from server.routes.common import Dialect, Service, begun
 
 
@@ -48,6 +48,7 @@ async def next_turn(service: Service, dialect: Dialect, body: ChatBody, priority
     model, turn, prompted = await prompted_turn(service, body)
     forcing: dict[str, Any] = {}
     if required := body.forced_tools:
+        await service.bridge.text_work(lambda: check_schemas(model, body.tools, required))
         prompted, forcing = forced_calls(prompted, required, parallel=body.calls_in_parallel)
     answer = await begun(
         service,

@@ -207,3 +207,9 @@ def test_the_official_client_hears_of_a_timeout(tiny: Path) -> None:
             client.chat.completions.create(**ASKED)
         assert (late.value.status_code, late.value.code) == (504, "request_timeout")
         gate.open()
+
+
+def test_what_is_not_supported_is_not_asked_for_again() -> None:
+    """The official clients try again after any other answer of 500 and more."""
+    assert error_response(NotSupported("m")).headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in error_response(QueueFull("m")).headers

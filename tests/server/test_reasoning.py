@@ -130,3 +130,14 @@ async def test_a_budget_outlives_a_preemption(tmp_path: Path) -> None:
         together = await asyncio.gather(*(service.answer(CHAT, body) for body in bodies))
         assert any(row.num_preempted for row in service.engine.rows)
     assert [whole["choices"] for whole in together] == alone
+
+
+async def test_what_a_template_does_not_ask_for_is_refused_wherever_it_is_said(tiny: Path) -> None:
+    """A switch that is off is what a model without thoughts does anyway."""
+    async with served(tiny) as service:
+        for arguments in ({"enable_thinking": True}, {"reasoning_effort": "high"}, {"foo": 1}):
+            refused = await service.client.post(CHAT, json=HI | {"chat_template_kwargs": arguments})
+            assert refused.status_code == 400, arguments
+            assert next(iter(arguments)) in refused.json()["error"]["param"]
+        off = await service.client.post(CHAT, json=HI | {"chat_template_kwargs": {"enable_thinking": False}})
+        assert off.status_code == 200

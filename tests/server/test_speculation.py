@@ -66,6 +66,7 @@ async def test_what_is_told(tiny, monkeypatch):
         text = (await service.client.get("/metrics")).text
         for name, key in (("rounds", "draft_rounds"), ("tokens", "draft_n"), ("accepted", "draft_n_accepted")):
             assert f"mlxcel_draft_{name}_total {float(timings[key])}\n" in text
+        assert all(slot["speculative"] for slot in (await service.client.get("/slots")).json())
         policy = (await service.client.get("/v1/internal/draft-policy")).json()
         assert policy["kind"] == "prompt-lookup"
         assert policy["stats"]["rounds"] == timings["draft_rounds"]

@@ -247,3 +247,18 @@ async def test_other_families(tmp_path: Path) -> None:
             choice = await answered(service, TOOLS)
         assert called(choice) == [("add", {"a": 2})]
         assert choice["message"]["content"] is None
+
+
+async def test_a_schema_that_no_call_can_be_held_to_is_named_by_its_tool(tmp_path: Path) -> None:
+    """Where the model is free to call, the schema is the template's business."""
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    tools = [ADD, {"type": "function", "function": {"name": "last", "parameters": unique}}]
+    async with served(checkpoint(tmp_path, PLAIN), sampler=script("Done.")) as service:
+        for choice in ("required", {"type": "function", "function": {"name": "last"}}):
+            refused = await service.client.post(CHAT, json=TOOLS | {"tools": tools, "tool_choice": choice})
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert error["param"] == "tools[1].function.parameters"
+            assert "uniqueItems" in error["message"]
+            assert "call_" not in error["message"]
+        assert (await answered(service, TOOLS | {"tools": tools}))["message"]["content"] == "Done."

@@ -34,8 +34,8 @@ $(VENV)/.native: $(STAMP) $(wildcard engine/native/*.* engine/native/src/*)
 run: setup ## fetch the built-in model and answer PROMPT
 	$(BIN)/mlxcel run -p "$$PROMPT"
 
-test: setup ## every test; fetches the built-in model once
-	$(BIN)/python -m pytest
+test: setup ## every test, two at a time; fetches the built-in models once
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 format: setup
 	$(BIN)/ruff check -q --fix-only .

@@ -18,6 +18,7 @@ STORAGE_BACKENDS = ("auto", "dense", "paged")
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 DRAFT_KINDS = ("auto", "draft", "prompt-lookup", "mtp")
 Drafting = Literal["none", "draft", "prompt-lookup", "mtp"]
+DRAFT_BLOCK, LOOKUP_ROWS = 7, 2
 MAX_DRAFT_BLOCK = 31  # with a row's last token, what a recorded step takes
 GREEDY = Sampling(temperature=0.0)
 LOOPS = (1, 20, 12)  # shortest, longest and count of what is a loop, where only "on" is said
@@ -145,11 +146,16 @@ class EngineConfig:
     draft_model: Path | None = setting(
         None, "a smaller model of the same tokenizer that drafts: a folder, or a name as of MODEL"
     )
-    draft_block_size: int = setting(
-        7, "most draft tokens that one step verifies", minimum=1, maximum=MAX_DRAFT_BLOCK
+    draft_block_size: int | None = setting(
+        None,
+        f"most draft tokens that one step verifies; not given: {DRAFT_BLOCK}",
+        minimum=1,
+        maximum=MAX_DRAFT_BLOCK,
     )
-    prompt_lookup_max_batch: int = setting(
-        2, "requests that may run at once for prompt lookup to draft", minimum=1
+    prompt_lookup_max_batch: int | None = setting(
+        None,
+        f"requests that may run at once for prompt lookup to draft; not given: {LOOKUP_ROWS}",
+        minimum=1,
     )
     lookahead: bool | None = setting(
         None, "submit a step before the last is read; None: where it gains", flag=False
@@ -242,7 +248,11 @@ class EngineConfig:
                 hint="a draft model is a smaller one of the same family",
             )
         if kind == "auto":
-            return "none" if self.draft_model is None else "draft"
+            kind = "none" if self.draft_model is None else "draft"
+        if kind == "none" and self.draft_block_size is not None:
+            raise ConfigError("draft_block_size", "draft_block_size bounds drafts, and nobody drafts")
+        if kind != "prompt-lookup" and self.prompt_lookup_max_batch is not None:
+            raise ConfigError("prompt_lookup_max_batch", "prompt_lookup_max_batch is for draft_kind prompt-lookup")
         return cast(Drafting, kind)
 
     def context_length(self, of_model: int) -> int:

@@ -24,7 +24,7 @@ class Remembered:
         """What was kept under `name`, or None."""
         try:
             return json.loads(self._file(name).read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
 
     def keep(self, name: str, value: Any) -> None:

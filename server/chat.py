@@ -23,7 +23,7 @@ RESERVED_FOR_TEMPLATES = frozenset({
     "tokenizer_kwargs", "tools", "truncation",
 })  # fmt: skip
 
-ToolName = Annotated[str, Meta(pattern=r"^[\w.:/-]{1,128}$")]
+ToolName = Annotated[str, Meta(pattern=r"^(?!.*\s)[\w.:/-]{1,128}$")]  # `$` alone lets a line's end pass
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -123,6 +123,8 @@ class ChatBody(GenerationBody, kw_only=True):
             raise RequestError(
                 "tool_choice: a call cannot be held to a response_format, grammar or regex", param="tool_choice"
             )
+        if self.ignore_eos:
+            raise RequestError("ignore_eos: an answer that has to call ends with its call", param="ignore_eos")
 
     def _check_beginning(self) -> None:
         """Hold the last message against what can be gone on from, if it is to be."""

@@ -29,7 +29,7 @@ from engine.request import (
 )
 from engine.text.continued import Continued
 from engine.text.filter import Markup
-from engine.text.forcedcalls import arguments_schema, call_grammar, forced
+from engine.text.forcedcalls import arguments_schema, call_grammar, forced, takes_object
 from engine.text.parts import Part
 from engine.text.template import begun_by
 from engine.text.tokens import REPLACEMENT, Tokens
@@ -384,10 +384,10 @@ def check_schemas(model: ServedModel, tools: Tools, forced: Tools) -> None:
     """
     for index, tool in enumerate(tools):
         if any(tool is one for one in forced):
-            schema = arguments_schema(tool)
-            model.grammars.compile(
-                Grammar("json", json.dumps(schema), param=f"tools[{index}].function.parameters")
-            )
+            where = f"tools[{index}].function.parameters"
+            if not takes_object(tool):
+                raise RequestError(f"{where}: the arguments of a call are an object", param=where)
+            model.grammars.compile(Grammar("json", json.dumps(arguments_schema(tool)), param=where))
 
 
 def _behind_thought(grammar: Grammar, markup: Markup) -> Grammar:

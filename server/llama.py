@@ -75,6 +75,8 @@ class NativeCompletionBody(GenerationBody, kw_only=True):
                 raise ValueError("a bias is a number, or false to ban the token")
             self.logit_bias = {token: NEVER if bias is False else bias for token, bias in self.logit_bias}
         if self.n_cmpl is not None:
+            if self.n not in (1, self.n_cmpl):
+                raise ValueError("n_cmpl and n differ; send one of them")
             self.n = self.n_cmpl
         self.grammar = self.grammar or None
 

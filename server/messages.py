@@ -133,6 +133,8 @@ class CountBody(msgspec.Struct, kw_only=True):
     def chat(self) -> ChatBody:
         """The same as a chat request, which is checked. Raises RequestError and NotSupported."""
         thinking, asked = self.thinking, self.output_config or OutputConfig()
+        if thinking is not None and thinking.type == "disabled" and thinking.budget_tokens is not None:
+            raise RequestError("thinking: what is disabled has no budget_tokens", param="thinking.budget_tokens")
         turns = list(self._turns())
         begins = self._begins()
         if turns[-1]["role"] == "assistant" and not begins and len(turns) > 1:

@@ -55,12 +55,19 @@ class Constraint:
     """One row's place in its grammar. It reads the row's output by itself: nothing of it is lost with storage.
 
     `matcher` is the row's own, `vocabulary` what it was made for, `param` the request's field. Up to and with the
-    tokens `after` everything is allowed, if there are any: from the start or, where there is a token `opening`,
-    only if that is the first.
+    tokens `after` what the mask `free` has is allowed, if there are any: from the start or, where there is a token
+    `opening`, only if that is the first.
     """
 
     def __init__(
-        self, matcher: Any, vocabulary: Any, param: str, *, after: Sequence[int] = (), opening: int | None = None
+        self,
+        matcher: Any,
+        vocabulary: Any,
+        param: str,
+        *,
+        after: Sequence[int] = (),
+        opening: int | None = None,
+        free: bytes = b"",
     ) -> None:
         self._matcher = matcher
         self._vocabulary = vocabulary
@@ -68,16 +75,17 @@ class Constraint:
         self._after = tuple(after)
         self._opening = opening
         self._waits = bool(after) and opening is None
+        self._free = free
         self._num_read = 0
 
-    def allowed(self, output: Sequence[int]) -> bytes | None:
-        """The mask of the token behind `output`, or None where all are allowed.
+    def allowed(self, output: Sequence[int]) -> bytes:
+        """The mask of the token behind `output`.
 
         Raises RequestError where the grammar has led to a place that nothing goes on from, or that is too complex.
         """
         self._read(output)
         if self._waits:
-            return None
+            return self._free
         mask: bytes = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             reason = f"after {len(output)} tokens the answer cannot go on: {_said(self._matcher.get_error())}"
@@ -148,11 +156,18 @@ class Grammars:
         matcher, vocabulary = self._ready(grammar).deep_copy(), self._vocabulary()
         after = self._ids(grammar.after) if grammar.after else ()
         opening = self._ids(grammar.opening) if grammar.opening else ()
-        if not after or not grammar.opening:
-            return Constraint(matcher, vocabulary, grammar.param, after=after)
-        if len(opening) > 1:  # what no single token opens is no block of the model's
+        if not after or len(opening) > 1:  # what no single token opens is no block of the model's
             return Constraint(matcher, vocabulary, grammar.param)
-        return Constraint(matcher, vocabulary, grammar.param, after=after, opening=opening[0])
+        free = self._all_but_ends(len(matcher.compute_bitmask()))
+        first = opening[0] if opening else None
+        return Constraint(matcher, vocabulary, grammar.param, after=after, opening=first, free=free)
+
+    def _all_but_ends(self, num_bytes: int) -> bytes:
+        """A mask of every token that does not end an answer: before the grammar's part has begun, nothing may."""
+        free = bytearray(b"\xff" * num_bytes)
+        for token in self._end_tokens:
+            free[token // 8] &= ~(1 << token % 8)
+        return bytes(free)
 
     def _ready(self, grammar: Grammar) -> Any:
         """A matcher at the grammar's start, never to be moved."""

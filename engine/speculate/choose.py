@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.cache.sizes import layers_of, row_bytes
-from engine.config import EngineConfig
+from engine.config import DRAFT_BLOCK, LOOKUP_ROWS, EngineConfig
 from engine.errors import ConfigError
 from engine.model.load import LoadedModel
 from engine.plan import Tick
@@ -91,13 +91,14 @@ def speculation_of(
             "accepted, so that none can be drafted",
         )
     files = [config.model] if config.draft_model is None else [config.model, config.draft_model]
+    most = config.draft_block_size or DRAFT_BLOCK
     guesses = [guess for _, guess in KINDS] if kind == "prompt-lookup" else [FIRST_GUESS]
     governor, keep = _remembered(files, (kind, kernels), memory, guesses)
     if drafter is not None:
         governor.draft_cost = drafter.loaded.weight_bytes / max(loaded.weight_bytes, 1)
     pair = Pair(config.model.name, files[-1].name if drafter else kind, kernels)
     if kind == "prompt-lookup":
-        most, max_rows = config.draft_block_size, config.prompt_lookup_max_batch
+        max_rows = config.prompt_lookup_max_batch or LOOKUP_ROWS
         lookup = PromptLookup(governor, block_size=most, max_rows=max_rows, pair=pair, keep=keep)
         return Speculation(
             lookup, f"drafts: prompt lookup, up to {most} tokens, with at most {max_rows} requests at once"
@@ -106,9 +107,9 @@ def speculation_of(
     check_pair(loaded.tokenizer, drafter)
     layers = layers_of(drafter.loaded.model, drafter.forward.cache_dtype)
     return Speculation(
-        ModelDrafts(governor, block_size=config.draft_block_size, pair=pair, keep=keep),
-        f"drafts: {pair.drafter}, up to {config.draft_block_size} tokens",
-        DraftModel(drafter.forward, loaded.vocab_size, sample),
+        ModelDrafts(governor, block_size=most, pair=pair, keep=keep),
+        f"drafts: {pair.drafter}, up to {most} tokens",
+        DraftModel(drafter, loaded.vocab_size, sample),
         lambda num_tokens: row_bytes(layers, num_tokens, CATCH_UP_TOKENS),
     )
 

@@ -30,12 +30,14 @@ Sample = Callable[[mx.array, Sequence[Draw]], mx.array]
 
 
 class DraftModel:
-    """Drafts with the model that `forward` runs. `vocab_size` is the target's; a draft ends before a token that
-    the target lacks.
+    """Drafts with the model that `drafter` has loaded. `vocab_size` is the target's. Where the two differ, as they
+    do by padding, no token is drafted that the target lacks, and nothing for a row with one that the drafter
+    lacks.
     """
 
-    def __init__(self, forward: Forward, vocab_size: int, sample: Sample) -> None:
-        self._forward = forward
+    def __init__(self, drafter: "Drafter", vocab_size: int, sample: Sample) -> None:
+        self._forward = drafter.forward
+        self._known_tokens = drafter.loaded.vocab_size
         self._vocab_size = vocab_size
         self._sample = sample
         self._rows: dict[Row, _Followed] = {}
@@ -69,6 +71,7 @@ class DraftModel:
     def _caught_up(self, rows: Sequence[Row]) -> dict[Row, mx.array]:
         """Logits `[1, vocab]` behind all that has come of the rows; of those that have read it."""
         reads = {row: self._followed(row).unread(row) for row in rows}
+        reads = {row: tokens for row, tokens in reads.items() if max(tokens) < self._known_tokens}
         logits = self._advance(reads)
         return {row: own for row, own in logits.items() if self._rows[row].has_read(row)}
 

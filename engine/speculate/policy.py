@@ -1,11 +1,14 @@
 """What was found out about drafting for one model on this machine: said to whoever asks, and kept between runs."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.request import DraftStats
 from engine.speculate.governor import Costs, Evidence, Governor
+
+MOST_S = 1e6  # that a step may have taken for its time to be believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,9 @@ def remembered(read: Callable[[], Any], guesses: Sequence[float]) -> Governor:
     try:
         plain = Costs(_seconds(said["plain_s"]))
         rounds = Costs(_seconds(said["rounds_s"]), plain)
-        seen = [Evidence(*map(float, pair)) for pair in said["seen"]]
+        seen = [_evidence(*pair) for pair in said["seen"]]
         return Governor(plain, rounds, dict(enumerate(seen[: len(guesses)])), guesses=guesses)
-    except (TypeError, KeyError, ValueError, AttributeError):
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError):
         plain = Costs()
         return Governor(plain, Costs(like=plain), guesses=guesses)
 
@@ -104,6 +107,13 @@ def kept(governor: Governor) -> dict[str, Any]:
 def _seconds(said: Mapping[str, Any]) -> dict[int, float]:
     """Raises ValueError for times that are none."""
     seconds = {int(count): float(value) for count, value in said.items()}
-    if not all(value > 0 and count > 0 for count, value in seconds.items()):
-        raise ValueError("a step takes time")
+    if not all(count > 0 and 0 < value < MOST_S for count, value in seconds.items()):
+        raise ValueError("a step takes time, and no more than that")
     return seconds
+
+
+def _evidence(accepted: float, wrong: float) -> Evidence:
+    """Raises ValueError for counts that are none."""
+    if not (0 <= accepted < math.inf and 0 <= wrong < math.inf):
+        raise ValueError("what was seen is a number of tokens")
+    return Evidence(float(accepted), float(wrong))

@@ -62,5 +62,11 @@ def _arguments(tools: Tools) -> str:
 
 
 def arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of a tool's arguments, which are an object."""
-    return {"type": "object", **(tool["function"].get("parameters") or NO_PARAMETERS)}
+    """The JSON schema of a tool's arguments, which are an object whatever else it allows."""
+    return {**(tool["function"].get("parameters") or NO_PARAMETERS), "type": "object"}
+
+
+def takes_object(tool: Mapping[str, Any]) -> bool:
+    """Whether the schema of a tool's arguments names an object among its types, if it names any."""
+    kinds = (tool["function"].get("parameters") or NO_PARAMETERS).get("type", "object")
+    return "object" in (kinds if isinstance(kinds, list) else [kinds])

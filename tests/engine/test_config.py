@@ -1,6 +1,7 @@
 """The engine's bounds: each is held, and the setting is named."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -34,6 +35,10 @@ from engine.request import Loops
         ("loop_detection", "1,20"),
         ("loop_detection", "3,2,12"),
         ("loop_detection", "1,20,1"),
+        ("draft_kind", "guess"),
+        ("draft_block_size", 0),
+        ("draft_block_size", 7),
+        ("prompt_lookup_max_batch", 2),
     ],
 )
 def test_a_setting_out_of_bounds_is_named(tmp_path, setting, value):
@@ -77,3 +82,23 @@ def test_rows_share_a_context_or_have_their_parts(tmp_path, settings, num_slots,
 def test_a_context_with_less_than_a_token_for_each_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="3 tokens cannot be split over 4"):
         EngineConfig(model=tmp_path, ctx_size=3, parallel=4).slot_context(1000, 4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "drafting"),
+    [
+        ({}, "none"),
+        ({"draft_kind": "prompt-lookup", "draft_block_size": 3, "prompt_lookup_max_batch": 1}, "prompt-lookup"),
+        ({"draft_model": Path("small"), "draft_block_size": 3}, "draft"),
+        ({"draft_model": Path("small"), "draft_kind": "draft"}, "draft"),
+        ({"draft_kind": "draft"}, None),
+        ({"draft_model": Path("small"), "draft_kind": "prompt-lookup"}, None),
+        ({"draft_model": Path("small"), "prompt_lookup_max_batch": 1}, None),
+    ],
+)
+def test_who_drafts(tmp_path, settings, drafting):
+    if drafting is None:
+        with pytest.raises(ConfigError, match=r"draft_kind|draft_model"):
+            EngineConfig(model=tmp_path, **settings)
+    else:
+        assert EngineConfig(model=tmp_path, **settings).drafting == drafting

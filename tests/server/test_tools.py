@@ -9,7 +9,7 @@ import pytest
 
 from tests.replies import ADD, BROKEN_CALL, CALL, HI, LONG, LONG_CALL, OTHER, TOOLS, answered, called, script
 from tests.serving import CHAT, ScriptedSampler, served, tokens_of
-from tests.templates import CODER, HARMONY, PLAIN, THINKS_ITSELF, checkpoint
+from tests.templates import CODER, HARMONY, PLAIN, THINKING, THINKS_ITSELF, checkpoint
 
 pytestmark = pytest.mark.anyio
 
@@ -262,3 +262,36 @@ async def test_a_schema_that_no_call_can_be_held_to_is_named_by_its_tool(tmp_pat
             assert "uniqueItems" in error["message"]
             assert "call_" not in error["message"]
         assert (await answered(service, TOOLS | {"tools": tools}))["message"]["content"] == "Done."
+
+
+@pytest.mark.parametrize("kind", ["boolean", ["array", "null"]])
+async def test_arguments_that_are_no_object_are_refused_where_a_call_is_forced(tmp_path: Path, kind: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}]
+    async with served(checkpoint(tmp_path, PLAIN)) as service:
+        refused = await service.client.post(CHAT, json=TOOLS | {"tools": tools, "tool_choice": "required"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "tools[0].function.parameters"
+
+
+async def test_what_goes_on_for_ever_cannot_be_forced(tmp_path: Path) -> None:
+    async with served(checkpoint(tmp_path, PLAIN)) as service:
+        body = TOOLS | {"tool_choice": "required", "ignore_eos": True}
+        assert (await service.client.post(CHAT, json=body)).json()["error"]["param"] == "ignore_eos"
+
+
+async def test_a_name_with_an_end_of_line_is_none(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f\n"}}]
+    async with served(checkpoint(tmp_path, PLAIN)) as service:
+        assert (await service.client.post(CHAT, json=TOOLS | {"tools": tools})).status_code == 400
+
+
+@pytest.mark.parametrize("held", [{"tool_choice": "required"}, {"response_format": {"type": "json_object"}}])
+async def test_an_answer_does_not_end_within_its_thought(tmp_path: Path, held: dict[str, Any]) -> None:
+    """A model that likes nothing better than to end it has to come to what it was asked for."""
+    bias = {"258": 100, "256": 100}
+    body = (
+        (TOOLS if "tool_choice" in held else HI) | held | {"logit_bias": bias, "temperature": 1, "max_tokens": 40}
+    )
+    async with served(checkpoint(tmp_path, THINKING)) as service:
+        choice = (await service.answer(CHAT, body))["choices"][0]
+    assert choice["finish_reason"] == "length"

@@ -1,6 +1,7 @@
 """A smaller model drafts, and answers stay what they were, however right it is."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from engine.errors import ConfigError
 from engine.kernels import leaves
 from engine.probe import probe
 from engine.remembered import Remembered
-from engine.request import Sampling
+from engine.request import Request, Sampling
 from engine.speculate.drafter import CATCH_UP_TOKENS, Drafter
 from tests.engines import Watched, drive
 from tests.tiny import VOCAB_SIZE, write_checkpoint
@@ -168,6 +169,28 @@ def test_a_file_that_is_damaged_is_found_out_again(tmp_path, monkeypatch):
     config = EngineConfig(model=model, draft_kind="prompt-lookup")
     Engine.open(config).drafts.close()
     [kept] = (tmp_path / "drafts").glob("*.json")
-    for text in ("{", "[]", '{"plain_s": {"1": -1}, "rounds_s": {}, "seen": []}', '{"plain_s": 3}'):
+    damaged = [
+        {"plain_s": {"1": seconds}, "rounds_s": {}, "seen": []}
+        for seconds in (-1, float("inf"), float("nan"), 10**401)
+    ]
+    good = {"plain_s": {"1": 1.0}, "rounds_s": {"2": 1.5}}
+    damaged += [{**good, "seen": [[accepted, 0]] * 4} for accepted in (-2, float("nan"), float("inf"), "much")]
+    texts = ["{", "[]", "[" * 100_000, '{"plain_s": 3}', *map(json.dumps, damaged)]
+    for text in texts:
         kept.write_text(text)
         assert Engine.open(config).drafts.policy().plain_step_ms is None
+
+
+def test_a_row_with_a_token_that_the_draft_model_lacks_takes_one_token_a_step():
+    """Models of one tokenizer are padded to different sizes; nothing is known of what lies behind a table."""
+    other = drafter()
+    watched = target(Drafter(dataclasses.replace(other.loaded, vocab_size=200), other.forward))
+    known = Request("known", (5, 6, 7), Sampling(), 12, ignore_eos=True)
+    strange = dataclasses.replace(known, id="strange", prompt=(5, 250, 7))
+    bias = tuple((token, -100.0) for token in range(200, VOCAB_SIZE))
+    requests = [dataclasses.replace(one, sampling=Sampling(logit_bias=bias)) for one in (known, strange)]
+    alone = [watched.alone(request) for request in requests]
+    outputs, rows = drive(watched.engine, requests)
+    assert outputs == alone
+    assert rows[0].drafts.rounds > 0
+    assert rows[1].drafts.rounds == 0

@@ -23,7 +23,7 @@ from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
 from engine.notes import cache_note, context_note, mixing_notes
 from engine.plan import Held, Piece, PrefillPlan, Tick
-from engine.probe import Verdict, Verdicts, forward_of, probe
+from engine.probe import Verdict, Verdicts, forward_by
 from engine.remembered import Remembered
 from engine.request import CacheStats, DraftCounts, Event, Failed, Progress, Request, Row, Sampling, TokenLogprob
 from engine.room import Room
@@ -77,10 +77,7 @@ class Engine:
         self._end_tokens = loaded.eos_token_ids
         self.grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
         self._masks = Masks()
-        if verdict is None:
-            self._forward, verdict = probe(loaded.model, loaded.vocab_size)
-        else:
-            self._forward = forward_of(loaded.model, loaded.vocab_size, verdict)
+        self._forward, verdict = forward_by(verdict, loaded.model, loaded.vocab_size)
         self.verdict = verdict
         if config.cache_dtype != "auto" and not self._forward.stores:
             raise ConfigError(

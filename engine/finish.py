@@ -133,11 +133,7 @@ class FinishStep:
             cache_n=row.num_cached,
             cache_miss=row.cache_miss,
             reasoning_n=text.num_reasoning,
-            draft_rounds=row.drafts.rounds,
-            draft_n=row.drafts.proposed,
-            draft_accepted=row.drafts.accepted,
-            draft_pauses=row.drafts.pauses,
-            draft_kind=row.drafts.kind,
+            drafts=row.drafts,
         )
         return Output(row, token, said, reason, timings, logprobs, shown)
 

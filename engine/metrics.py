@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from engine.plan import Tick
-from engine.request import CacheStats, DraftStats, Event, Output, Progress
+from engine.request import CacheStats, DraftCounts, Event, Output, Progress
 
 Outcome = Literal["stop", "length", "cancelled", "failed", "refused"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -68,7 +68,7 @@ class Numbers:
     kv_blocks: dict[str, int] = field(default_factory=dict)  # by their state, where rows are paged
     launches: dict[str, int] = field(default_factory=dict)  # forwards by the way they went
     prompt_cache: CacheStats = CacheStats()  # tokens reused are not among `prompt_tokens`
-    drafts: DraftStats = DraftStats()
+    drafts: DraftCounts = field(default_factory=DraftCounts)
     ttft_s: Histogram = field(default_factory=_waits)
     inter_token_s: Histogram = field(default_factory=lambda: Histogram(GAPS_S))
     queue_wait_s: Histogram = field(default_factory=_waits)
@@ -143,7 +143,7 @@ class Metrics:
         launches: dict[str, int],
         lookahead_steps: int,
         prompt_cache: CacheStats,
-        drafts: DraftStats,
+        drafts: DraftCounts,
     ) -> None:
         """What the engine keeps and has counted itself."""
         with self._lock:

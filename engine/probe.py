@@ -91,6 +91,13 @@ def forward_of(model: Any, vocab_size: int, verdict: Verdict) -> Forward:
     return MODES[verdict.mode](model, select_before_head(model, vocab_size))
 
 
+def forward_by(known: Verdict | None, model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
+    """The forward that an earlier probe chose or, where there was none, one chooses now. Raises as `probe`."""
+    if known is None:
+        return probe(model, vocab_size)
+    return forward_of(model, vocab_size, known), known
+
+
 class Verdicts:
     """Verdicts of earlier runs, one file each in `folder`. One that cannot be read or written is no matter.
 

@@ -180,6 +180,11 @@ class DraftCounts:
     accepted: int = 0
     pauses: int = 0
 
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted draft tokens of a step that verified some."""
+        return self.accepted / self.rounds if self.rounds else 0.0
+
     def add(self, num_drafted: int, num_accepted: int) -> None:
         """One more step that verified."""
         self.rounds += 1
@@ -257,8 +262,7 @@ class Timings:
     """Where one row's time went, in milliseconds of wall clock.
 
     `prompt_n` prompt tokens were computed and `cache_n` were not; `cache_miss` is the row's. Of the `predicted_n`
-    new tokens, `reasoning_n` were reasoning. In `draft_rounds` steps `draft_n` draft tokens were verified, and
-    `draft_accepted` of them were accepted; `draft_pauses` times that was left for not paying.
+    new tokens, `reasoning_n` were reasoning; `drafts` is the row's.
     """
 
     prompt_n: int
@@ -268,11 +272,7 @@ class Timings:
     cache_n: int = 0
     cache_miss: int | None = None
     reasoning_n: int = 0
-    draft_rounds: int = 0
-    draft_n: int = 0
-    draft_accepted: int = 0
-    draft_pauses: int = 0
-    draft_kind: str = ""
+    drafts: DraftCounts = field(default_factory=DraftCounts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,24 +310,6 @@ class CacheStats:
     off_plan: int = 0
     verify_checked: int = 0
     verify_different: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DraftStats:
-    """What has come of draft tokens since the start. A round verifies those of one row in one step; a row is
-    paused where that does not pay.
-    """
-
-    kind: str = ""
-    rounds: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    pauses: int = 0
-
-    @property
-    def mean_accepted(self) -> float:
-        """Accepted draft tokens of a round."""
-        return self.accepted / self.rounds if self.rounds else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from engine.errors import RequestError
 from engine.text.filter import Markup
+from engine.text.forcedcalls import takes_object
 from engine.text.template import ChatTemplate, text_of
 from server.bodies import MAX_LOGPROBS, Count, GenerationBody
 from server.errors import NotSupported
@@ -125,6 +126,10 @@ class ChatBody(GenerationBody, kw_only=True):
             )
         if self.ignore_eos:
             raise RequestError("ignore_eos: an answer that has to call ends with its call", param="ignore_eos")
+        for index, tool in enumerate(self.tools):
+            if (chosen is None or tool["function"]["name"] in chosen) and not takes_object(tool):
+                where = f"tools[{index}].function.parameters"
+                raise RequestError(f"{where}: the arguments of a call are an object", param=where)
 
     def _check_beginning(self) -> None:
         """Hold the last message against what can be gone on from, if it is to be."""

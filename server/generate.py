@@ -16,6 +16,7 @@ from typing import Any
 from engine.errors import ContextLengthExceeded, MlxcelError, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import (
+    DraftCounts,
     Grammar,
     Loops,
     Output,
@@ -29,7 +30,7 @@ from engine.request import (
 )
 from engine.text.continued import Continued
 from engine.text.filter import Markup
-from engine.text.forcedcalls import arguments_schema, call_grammar, forced, takes_object
+from engine.text.forcedcalls import arguments_schema, call_grammar, forced
 from engine.text.parts import Part
 from engine.text.template import begun_by
 from engine.text.tokens import REPLACEMENT, Tokens
@@ -378,15 +379,13 @@ def forced_calls(prompted: Prompted, tools: Tools, *, parallel: bool) -> tuple[P
     return dataclasses.replace(prompted, markup=markup), {"grammar": grammar, "tool_calls": ToolCalls(markup)}
 
 
-def check_schemas(model: ServedModel, tools: Tools, forced: Tools) -> None:
-    """Raise RequestError that names the tool whose schema no call can be held to, of those of `tools` that are
-    `forced`.
+def name_schema(model: ServedModel, tools: Tools, forced: Tools) -> None:
+    """Raise RequestError that names the tool whose schema no call can be held to, where that of one of `tools`
+    that are `forced` is why all of them together were refused.
     """
     for index, tool in enumerate(tools):
         if any(tool is one for one in forced):
             where = f"tools[{index}].function.parameters"
-            if not takes_object(tool):
-                raise RequestError(f"{where}: the arguments of a call are an object", param=where)
             model.grammars.compile(Grammar("json", json.dumps(arguments_schema(tool)), param=where))
 
 
@@ -440,17 +439,20 @@ def check_id(token: int, tokens: Tokens, param: str) -> None:
 
 def _drafted(timings: Sequence[Timings]) -> dict[str, Any]:
     """What came of draft tokens, where anybody drafts."""
-    kind = timings[0].draft_kind if timings else ""
-    if not kind:
+    counts = [t.drafts for t in timings]
+    if not (counts and counts[0].kind):
         return {}
-    rounds, accepted = sum(t.draft_rounds for t in timings), sum(t.draft_accepted for t in timings)
+    summed = DraftCounts(
+        counts[0].kind,
+        *(sum(getattr(one, name) for one in counts) for name in ("rounds", "proposed", "accepted", "pauses")),
+    )
     return {
-        "draft_kind": kind,
-        "draft_rounds": rounds,
-        "draft_n": sum(t.draft_n for t in timings),
-        "draft_n_accepted": accepted,
-        "draft_mean_accepted": round(accepted / rounds, 3) if rounds else 0.0,
-        "draft_pauses": sum(t.draft_pauses for t in timings),
+        "draft_kind": summed.kind,
+        "draft_rounds": summed.rounds,
+        "draft_n": summed.proposed,
+        "draft_n_accepted": summed.accepted,
+        "draft_mean_accepted": round(summed.mean_accepted, 3),
+        "draft_pauses": summed.pauses,
     }
 
 

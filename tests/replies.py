@@ -89,17 +89,11 @@ def called(choice: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def reply(
-    markup: Markup,
-    tool_calls: ToolCalls,
-    chunks: Sequence[str],
-    *,
-    tools: Sequence[dict[str, Any]] = (ADD, SUB),
-    reason: FinishReason = "stop",
-    parallel: bool = True,
+    markup: Markup, tool_calls: ToolCalls, chunks: Sequence[str], **how: Any
 ) -> tuple[str, str, list[tuple[str, str]], str]:
-    """What is said, thought and called in a reply that comes in `chunks`, and why it ended."""
+    """What is said, thought and called in a reply, and why it ended; `how` is as in `pieces`."""
     choice = Choice()
-    for piece in pieces(markup, tool_calls, chunks, tools=tools, reason=reason, parallel=parallel):
+    for piece in pieces(markup, tool_calls, chunks, **how):
         choice.add(piece)
     return choice.text, choice.reasoning, [(call.name, call.arguments) for call in choice.calls], choice.reason
 

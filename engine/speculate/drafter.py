@@ -20,7 +20,7 @@ from engine.forward import Forward, Span
 from engine.kernels import functions
 from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
-from engine.probe import Verdicts, forward_of, probe
+from engine.probe import Verdicts, forward_by
 from engine.request import Row
 from engine.sample.state import Draw, draw_of
 
@@ -146,12 +146,10 @@ class Drafter:
         adapter.install_attention()
         loaded = load(path, compiled=compiled)
         verdicts = Verdicts(default_home() / "probes")
-        verdict = verdicts.find(path, kernels)
-        if verdict is None:
-            forward, verdict = probe(loaded.model, loaded.vocab_size)
+        known = verdicts.find(path, kernels)
+        forward, verdict = forward_by(known, loaded.model, loaded.vocab_size)
+        if known is None:
             verdicts.keep(path, kernels, verdict)
-        else:
-            forward = forward_of(loaded.model, loaded.vocab_size, verdict)
         uses = functions.are_used_by(loaded.model) and forward.by_handles
         forward.cache_dtype = dtype.chosen("auto", compiled=uses)
         return cls(loaded, forward)

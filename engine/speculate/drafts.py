@@ -7,11 +7,11 @@ round at most and takes turns with its like. Plain values; no arrays, no clock.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 from engine.plan import Draft, Tick
-from engine.request import DraftCounts, DraftStats, Row
+from engine.request import DraftCounts, Row
 from engine.speculate.governor import Governor, Track
 from engine.speculate.lookup import KINDS, LookupIndex, kind_of
 from engine.speculate.policy import DraftPolicy, Pair, policy_of
@@ -45,7 +45,7 @@ class Drafts(Protocol):
         """The row has ended or given its place away; unknown rows are no error."""
         ...
 
-    def stats(self) -> DraftStats:
+    def stats(self) -> DraftCounts:
         """What has happened since the start."""
         ...
 
@@ -73,8 +73,8 @@ class NoDrafts:
     def forget(self, row: Row) -> None:
         pass
 
-    def stats(self) -> DraftStats:
-        return DraftStats()
+    def stats(self) -> DraftCounts:
+        return DraftCounts()
 
     def policy(self) -> DraftPolicy | None:
         return None
@@ -110,12 +110,14 @@ class _Rounds:
         governor: Governor,
         *,
         block_size: int,
+        max_rows: int | None = None,
         pair: Pair | None = None,
         keep: Callable[[Governor], None] = lambda governor: None,
     ) -> None:
         self.governor = governor
         self.counts = DraftCounts(self.kind)
         self._block_size = block_size
+        self._max_rows = max_rows
         self._pair = pair or Pair("", "", "")
         self._keep = keep
         self._rows: dict[Row, _Known] = {}
@@ -124,6 +126,8 @@ class _Rounds:
         self._num_plain = 0  # steps since the last round
 
     def of(self, rows: Sequence[Row], *, num_running: int) -> tuple[Draft, ...]:
+        if self._max_rows is not None and num_running > self._max_rows:
+            return ()
         drafts: list[Draft] = []
         left, num_tokens = self._block_size, len(rows)
         at = rows.index(self._first) if self._first in rows else 0
@@ -165,9 +169,8 @@ class _Rounds:
         self._rows.pop(row, None)
         self._told.discard(row)
 
-    def stats(self) -> DraftStats:
-        counts = self.counts
-        return DraftStats(self.kind, counts.rounds, counts.proposed, counts.accepted, self.governor.num_pauses)
+    def stats(self) -> DraftCounts:
+        return replace(self.counts, pauses=self.governor.num_pauses)
 
     def policy(self) -> DraftPolicy | None:
         return policy_of(self._pair, self._block_size, self.governor, self.stats(), self.same)
@@ -200,20 +203,10 @@ class _Rounds:
 
 
 class PromptLookup(_Rounds):
-    """Draft tokens are what followed a row's last tokens when they came before, in its prompt or its answer.
-
-    Rows draft while at most `max_rows` of them run.
-    """
+    """Draft tokens are what followed a row's last tokens when they came before, in its prompt or its answer."""
 
     kind = "prompt-lookup"
     same = tuple(num_same for num_same, _ in KINDS)
-
-    def __init__(self, governor: Governor, *, max_rows: int, **options: object) -> None:
-        super().__init__(governor, **options)  # type: ignore[arg-type]
-        self._max_rows = max_rows
-
-    def of(self, rows: Sequence[Row], *, num_running: int) -> tuple[Draft, ...]:
-        return super().of(rows, num_running=num_running) if num_running <= self._max_rows else ()
 
     def _proposed(self, row: Row, known: _Known, most: int, num_tokens: int) -> Draft | None:
         index = known.index = known.index or LookupIndex(row.request.prompt)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.request import DraftStats
+from engine.request import DraftCounts
 from engine.speculate.governor import Costs, Evidence, Governor
 
 MOST_S = 1e6  # that a step may have taken for its time to be believed
@@ -46,7 +46,7 @@ class DraftPolicy:
     block_size: int
     plain_step_ms: float | None
     verdicts: tuple[KindVerdict, ...]
-    stats: DraftStats
+    stats: DraftCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Pair:
 
 
 def policy_of(
-    pair: Pair, block_size: int, governor: Governor, stats: DraftStats, same: Sequence[int]
+    pair: Pair, block_size: int, governor: Governor, stats: DraftCounts, same: Sequence[int]
 ) -> DraftPolicy:
     """The verdicts as they stand; `same` are the kinds' least numbers of tokens that came before."""
     verdicts = tuple(

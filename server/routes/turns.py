@@ -9,7 +9,7 @@ from engine.loop import ServedModel
 from engine.request import Priority
 from server.chat import ChatBody
 from server.conversations import Turn
-from server.generate import Answer, Prompted, chat_prompt, check_schemas, forced_calls
+from server.generate import Answer, Prompted, chat_prompt, forced_calls, name_schema
 from server.routes.common import Dialect, Service, begun
 
 
@@ -48,20 +48,24 @@ async def next_turn(service: Service, dialect: Dialect, body: ChatBody, priority
     model, turn, prompted = await prompted_turn(service, body)
     forcing: dict[str, Any] = {}
     if required := body.forced_tools:
-        await service.bridge.text_work(lambda: check_schemas(model, body.tools, required))
         prompted, forcing = forced_calls(prompted, required, parallel=body.calls_in_parallel)
-    answer = await begun(
-        service,
-        model,
-        dialect,
-        body,
-        prompted,
-        priority,
-        thinking_tokens=body.thinking_tokens,
-        tools=body.allowed,
-        parallel_calls=body.parallel_tool_calls,
-        **forcing,
-    )
+    try:
+        answer = await begun(
+            service,
+            model,
+            dialect,
+            body,
+            prompted,
+            priority,
+            thinking_tokens=body.thinking_tokens,
+            tools=body.allowed,
+            parallel_calls=body.parallel_tool_calls,
+            **forcing,
+        )
+    except RequestError as error:
+        if required and error.param == "tool_choice":
+            await service.bridge.text_work(lambda: name_schema(model, body.tools, required))
+        raise
     if body.cache_prompt:
         answer.on_finish = lambda choice: service.conversations.answered(model, turn, choice, num_choices=body.n)
     return answer

@@ -126,7 +126,7 @@ def test_a_model_that_cannot_be_run_at_all_is_a_model_error(checkpoint, monkeypa
 
 def test_the_second_start_does_not_probe(checkpoint, monkeypatch):
     first = Engine.open(EngineConfig(model=checkpoint))
-    monkeypatch.setattr("engine.engine.probe", None)
+    monkeypatch.setattr("engine.probe.probe", None)
     second = Engine.open(EngineConfig(model=checkpoint))
     assert second.verdict == first.verdict
     assert "decode path: spans (rows together equal each alone exactly)" in second.notes

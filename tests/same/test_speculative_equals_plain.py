@@ -165,18 +165,16 @@ def test_logprobs(watched):
 def test_a_row_that_is_cancelled_between_rounds(watched):
     requests = [watched.request(str(i), 8, 40, seed=i) for i in range(3)]
     alone = {request.id: watched.alone(request) for request in requests}
-    engine = watched.engine
-    scheduler = Scheduler(engine.plan(), num_slots=3, memory=engine.memory, drafts=Guesses(alone))
-    rows = [engine.submit(request) for request in requests]
-    for row in rows:
-        scheduler.add(row)
-    while scheduler.has_work:
-        scheduler.settle(engine.run(scheduler.tick()))
-        scheduler.check()
-        engine.prompts.check(scheduler.rows)
-        if rows[1].finish_reason is None and len(rows[1].output) > 12:
-            scheduler.remove(rows[1])
-            engine.cancel(rows[1])
+
+    def cancel(scheduler):
+        watched.engine.prompts.check(scheduler.rows)
+        for row in scheduler.rows:
+            if row.request.id == "1" and len(row.output) > 12:
+                scheduler.remove(row)
+                watched.engine.cancel(row)
+
+    _, rows = drive(watched.engine, requests, drafts=Guesses(alone), on_tick=cancel)
+    assert rows[1].finish_reason == "cancelled"
     assert [rows[0].output, rows[2].output] == [alone["0"], alone["2"]]
     assert rows[1].output == alone["1"][: len(rows[1].output)]
 

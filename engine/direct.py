@@ -62,15 +62,15 @@ def _answer(engine: Engine, direct: DirectEngine, case: dict[str, Any]) -> dict[
         boundaries: tuple[int, ...] = ()
         markup: Markup | None = None
         if "messages" in case:
-            text = engine.template.render(case["messages"])
-            prompt = engine.tokens.encode(text, False)
-            markup = engine.markup.behind(text, calls=False)
+            text = engine.language.template.render(case["messages"])
+            prompt = engine.language.tokens.encode(text, False)
+            markup = engine.language.markup.behind(text, calls=False)
             if engine.cuts_at_turns:
-                boundaries = engine.template.boundaries(
-                    case["messages"], prompt, lambda text: engine.tokens.encode(text, False)
+                boundaries = engine.language.template.boundaries(
+                    case["messages"], prompt, lambda text: engine.language.tokens.encode(text, False)
                 )
         else:
-            prompt = engine.tokens.encode(case["prompt"], True)
+            prompt = engine.language.tokens.encode(case["prompt"], True)
         sampling = Sampling(**case["sampling"])
         request = Request(
             "parity", tuple(prompt), sampling, case["max_tokens"], boundaries=boundaries, markup=markup

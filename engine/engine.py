@@ -4,7 +4,6 @@ Everything here runs on the one thread that loaded the model.
 """
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,31 +12,41 @@ from types import MappingProxyType
 import mlx.core as mx
 
 from engine.cache import adapter, dtype
+from engine.cache.transfer import Transfer
 from engine.config import EngineConfig
-from engine.errors import ConfigError, ContextLengthExceeded, MlxcelError, NeverFits, StepFailed
+from engine.errors import ConfigError, MlxcelError, StepFailed
 from engine.finish import FinishStep
 from engine.flight import InFlight
 from engine.forward import Span
 from engine.kernels import functions, native, portable
+from engine.language import Language
+from engine.model.digest import digest_of
 from engine.model.load import LoadedModel, load
 from engine.model.store import default_home
 from engine.notes import cache_note, context_note, mixing_notes
+from engine.opening import Opening
 from engine.plan import Held, Piece, PrefillPlan, Tick
 from engine.probe import Verdict, Verdicts, forward_by
 from engine.remembered import Remembered
-from engine.request import CacheStats, DraftCounts, Event, Failed, Progress, Request, Row, Sampling, TokenLogprob
+from engine.request import (
+    CacheStats,
+    Event,
+    Failed,
+    Handed,
+    Progress,
+    Request,
+    Row,
+    Sampling,
+    TokenLogprob,
+)
 from engine.room import Room
 from engine.sample.chain import sample
 from engine.sample.force import force
-from engine.sample.grammar import Grammars, Masks
+from engine.sample.grammar import Masks
 from engine.sample.measure import Measured, measure
-from engine.sample.state import Draw, SamplerState, draw_of
+from engine.sample.state import Draw, draw_of
 from engine.speculate.choose import speculation_of
 from engine.speculate.drafter import Drafter
-from engine.text.filter import Markup
-from engine.text.template import ChatTemplate
-from engine.text.tokens import tokens_of
-from engine.text.toolcalls import ToolCalls
 from engine.verify import Verifier
 
 log = logging.getLogger(__name__)
@@ -68,14 +77,8 @@ class Engine:
         self._sample = sampler
         self.vocab_size = loaded.vocab_size
         self.default_sampling: Sampling = config.default_sampling(loaded.sampling)
-        tokenizer = loaded.tokenizer
-        self.tokens = tokens_of(tokenizer, loaded.vocab_size)
-        self.template = ChatTemplate.of(tokenizer)
-        self.markup = Markup.of(tokenizer, self.template.source)
-        self.tool_calls = ToolCalls.of(tokenizer, self.markup)
-        self._finish = FinishStep(self.tokens.decode, loaded.eos_token_ids)
-        self._end_tokens = loaded.eos_token_ids
-        self.grammars = Grammars(tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        self.language = Language.of(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        self._finish = FinishStep(self.language.tokens.decode, loaded.eos_token_ids)
         self._masks = Masks()
         self._forward, verdict = forward_by(verdict, loaded.model, loaded.vocab_size)
         self.verdict = verdict
@@ -109,6 +112,14 @@ class Engine:
             context_length=self.context_length,
         )
         self.prompts, self.memory, self.storable = self.room.prompts, self.room.memory, self.room.storable
+        self._opening = Opening(
+            config,
+            self.language,
+            self._finish,
+            vocab_size=loaded.vocab_size,
+            context_length=self.context_length,
+            end_tokens=loaded.eos_token_ids,
+        )
         self._cold_plan = self._plan(lambda row, reproduces: 0)
         self.verifier = Verifier(
             config.verify_cache,
@@ -120,6 +131,7 @@ class Engine:
         # What a row drafts follows from its last token, which a step submitted ahead does not know.
         ahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
         self._lookahead = ahead and config.drafting == "none"
+        self.transfer = Transfer(self._forward, lambda: digest_of(*filter(None, (config.model, config.adapter))))
         self._in_flight: InFlight | None = None
         self._events: list[Event] = []
         self.lookahead_steps = 0
@@ -190,41 +202,9 @@ class Engine:
 
     def submit(self, request: Request) -> Row:
         """A row for `request`, without arrays yet. Raises ContextLengthExceeded, NeverFits, and RequestError for a
-        grammar that cannot be compiled.
+        grammar that cannot be compiled, or an answer that has ended where it was begun.
         """
-        num_prompt = len(request.prompt)
-        if num_prompt >= self.context_length:
-            raise ContextLengthExceeded(num_prompt, self.context_length)
-        if lacking := self.memory.lacks(num_prompt):
-            raise NeverFits(lacking)
-        assert num_prompt > 0, "an empty prompt is refused before"
-        assert all(0 <= token < self.vocab_size for token in request.prompt), "prompt ids are checked before"
-        bounds = [self.context_length - num_prompt]
-        if request.max_tokens is not None:
-            bounds.append(request.max_tokens)
-        elif self.config.n_predict >= 0:
-            bounds.append(self.config.n_predict)
-        seed = request.sampling.seed
-        row = Row(
-            request=request,
-            limit_tokens=min(bounds),
-            seed=secrets.randbits(64) if seed is None else seed,
-            text=self._finish.open(request),
-            sampler=self._sampler_state(request.sampling),
-            drafts=DraftCounts(self.drafts.stats().kind),
-            constraint=None if request.grammar is None else self.grammars.open(request.grammar),
-        )
-        self._finish.begin(row)
-        return row
-
-    def _sampler_state(self, sampling: Sampling) -> SamplerState:
-        """What is known of the vocabulary, for the stages that ask for it."""
-        breakers = self.tokens.breakers(sampling.dry_sequence_breakers) if sampling.is_dry else {}
-        excepted: list[int] = []
-        if sampling.xtc_probability > 0:
-            broken = self.tokens.encode("\n", False)
-            excepted = [*sorted(self._end_tokens), *(i for i in broken if b"\n" in self.tokens.spell(i))]
-        return SamplerState.of(sampling, breakers, excepted)
+        return self._opening.row(request, self.memory.lacks(len(request.prompt)), self.drafts.stats().kind)
 
     def prefill(self, pieces: Iterable[Piece]) -> list[Event]:
         """Store the pieces; a row whose last piece this is gets its first token."""
@@ -251,8 +231,10 @@ class Engine:
                 self._open(piece.row, piece.start)
         finally:
             self._read()
+        pieces = tuple(piece for piece in tick.prefill if piece.row.finish_reason is None)
         live = tuple(row for row in tick.decode if row.finish_reason is None)
-        self._in_flight = self._submit(tick.prefill, live, drafts=self._speculation.tokens(tick))
+        if pieces or live:
+            self._in_flight = self._submit(pieces, live, drafts=self._speculation.tokens(tick))
         events = self.finish_rows()
         if tick.prefill:
             self._give_buffers_back()
@@ -290,6 +272,10 @@ class Engine:
             else:
                 self.prompts.ended(row)
                 self.release(row)
+        for piece in flying.pieces:
+            if piece.is_last and piece.row.request.hands_over and piece.row.finish_reason is None:
+                piece.row.is_leaving = True
+                self._events.append(Handed(piece.row, self.transfer.departing(piece.row.storage)))
 
     def _take(self, row: Row, draft: Sequence[int], drawn: Iterable[tuple[int, Measured]], now_s: float) -> int:
         """Put what was drawn through the finish step: the row's next token, and those behind tokens of its
@@ -305,9 +291,9 @@ class Engine:
                 break
             if num_taken:
                 row.drafts.accepted += 1
-            self._events.append(self._finish_row(row, token, now_s, measured.logprob))
             if measured.surprise is not None:
                 row.sampler.observe(row.request.sampling, measured.surprise)
+            self._events.append(self._finish_row(row, token, now_s, measured.logprob))
             num_taken += 1
             if num_taken > len(draft) or token != draft[num_taken - 1]:
                 break
@@ -475,7 +461,9 @@ class Engine:
         is_new = not row.started_s
         if is_new:
             row.started_s = time.perf_counter()
-        if start > row.cursor:
+        if row.arriving is not None:
+            self._land(row)
+        elif start > row.cursor:
             self.release(row)
             reproduces = self._cold_plan.reproduces(start, row.request.cuts)
             self.prompts.adopt(row, start, self._forward.open(), reproduces=reproduces)
@@ -483,6 +471,18 @@ class Engine:
             row.storage = self._forward.open()
         if is_new:
             self.prompts.begun(row)
+
+    def _land(self, row: Row) -> None:
+        """Let `row` go on with what has come with it. A fault there is the row's alone."""
+        arriving, row.arriving = row.arriving, None
+        assert arriving is not None, "something has come"
+        row.storage = row.storage or self._forward.open()
+        try:
+            self.transfer.land(arriving, row.storage)
+            row.cursor = arriving.state.length
+        except Exception as fault:
+            log.exception("request %s cannot go on from what was handed over", row.request.id)
+            self._events.append(self._fail_row(row, StepFailed(f"what was handed over cannot be read: {fault}")))
 
     def _run_ahead(self, rows: tuple[Row, ...]) -> None:
         """Submit the next step from the unread tokens of the one in flight, then read that one."""

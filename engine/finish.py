@@ -9,7 +9,7 @@ markup. No arrays, no tokenizer: the decoder is given.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from engine.request import FinishReason, Loops, Output, Request, Row, Timings, TokenLogprob
+from engine.request import FinishReason, Loops, Output, Request, Resumed, Row, Timings, TokenLogprob
 from engine.text.held import HeldLogprobs
 from engine.text.parts import Part, StreamFilter, put
 from engine.text.tokens import Detokenizer
@@ -110,7 +110,9 @@ class FinishStep:
         row.output.append(token)
         row.forced = row.forced[1:] if row.forced[:1] == (token,) else ()
         was_reasoning = text.is_reasoning
-        if logprob is not None and not self._ends(row, token):
+        if logprob is not None and self._ends(row, token):
+            logprob = None
+        if logprob is not None:
             text.logprobs.hold(logprob, text.detokenizer.num_chars)
         parts, reason = self._judge(row, token)
         text.num_reasoning += was_reasoning or text.is_reasoning
@@ -122,7 +124,8 @@ class FinishStep:
         shown = () if text.filter is None else tuple(parts)
         if reason is None:
             self._bound_thought(row)
-            return Output(row, token, said, logprobs=logprobs, parts=shown)
+            mu = row.sampler.mu if row.request.sampling.mirostat else None
+            return Output(row, token, said, logprobs=logprobs, parts=shown, drawn=logprob, mu=mu)
         row.finish_reason = reason
         row.stop_string = text.stops.found
         timings = Timings(
@@ -136,6 +139,16 @@ class FinishStep:
             drafts=row.drafts,
         )
         return Output(row, token, said, reason, timings, logprobs, shown)
+
+    def resume(self, row: Row, resumed: Resumed, now_s: float) -> bool:
+        """Bring a row that is about to run to where it came elsewhere; False: it has ended there."""
+        row.started_s = now_s - (resumed.prompt_ms + resumed.predicted_ms) / 1000
+        for index, token in enumerate(resumed.output):
+            if row.finish_reason is None:
+                self.finish(row, token, now_s - resumed.predicted_ms / 1000, resumed.logprob(index))
+        row.num_cached, row.cache_miss = resumed.num_cached, resumed.cache_miss
+        row.prefill_tokens = (*row.request.prompt, *row.output)
+        return row.finish_reason is None
 
     @staticmethod
     def _bound_thought(row: Row) -> None:

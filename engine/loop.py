@@ -15,20 +15,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, StepFailed
+from engine.handover import Arriving
+from engine.language import Language
 from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
-from engine.request import Event, Failed, Output, Progress, Request, Row, Sampling, Storable
-from engine.sample.grammar import Grammars
+from engine.request import Event, Failed, Handed, Output, Progress, Request, Row, Sampling, Storable
 from engine.scheduler import Scheduler
-from engine.text.filter import Markup
-from engine.text.template import ChatTemplate
-from engine.text.tokens import Tokens
-from engine.text.toolcalls import ToolCalls
 from engine.warmup import MAX_WAITING, WarmUps
 
 if TYPE_CHECKING:
@@ -41,25 +38,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ServedModel(Language):
     """What the rest of the process may know of the loaded model; safe to use from any thread.
 
     `lacks` says why a prompt of so many tokens could never be stored, or None.
     """
 
-    tokens: Tokens
-    template: ChatTemplate
-    markup: Markup
-    tool_calls: ToolCalls
     context_length: int
     default_sampling: Sampling
     num_slots: int
     notes: tuple[str, ...]
     storable: Storable
     lacks: Callable[[int], str | None]
-    grammars: Grammars
     cuts_at_turns: bool = False
     storage_backend: str = "dense"
+
+    @classmethod
+    def speaking(cls, language: Language, **said: Any) -> "ServedModel":
+        """The model of this language; `said` are all further fields."""
+        return cls(**{field.name: getattr(language, field.name) for field in fields(language)}, **said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +99,19 @@ def _limits_kept() -> Iterator[None]:
 class Ticket:
     """One submitted request: hand it back to cancel it. Events reach `deliver`, on the loop's thread."""
 
-    __slots__ = ("deliver", "ended", "number", "request", "row", "times")
+    __slots__ = ("arriving", "deliver", "ended", "number", "request", "row", "times")
 
     def __init__(
-        self, request: Request, deliver: Callable[[Event | MlxcelError], None], number: int, submitted_s: float
+        self,
+        request: Request,
+        deliver: Callable[[Event | MlxcelError], None],
+        number: int,
+        submitted_s: float,
+        arriving: Arriving | None = None,
     ) -> None:
         self.request = request
         self.deliver = deliver
+        self.arriving = arriving
         self.number = number
         self.times = Times(submitted_s)
         self.row: Row | None = None
@@ -178,8 +181,16 @@ class EngineLoop:
         if not self._thread.is_alive():
             atexit.unregister(self.stop)
 
-    def submit(self, request: Request, deliver: Callable[[Event | MlxcelError], None]) -> Ticket:
-        """Enqueue `request`. Raises QueueFull or EngineStopped at once; later errors are delivered."""
+    def submit(
+        self,
+        request: Request,
+        deliver: Callable[[Event | MlxcelError], None],
+        arriving: Arriving | None = None,
+    ) -> Ticket:
+        """Enqueue `request`, which goes on from what is `arriving`, if it came with a state.
+
+        Raises QueueFull or EngineStopped at once; later errors are delivered.
+        """
         with self._wake:
             if self._stopping or self.fault is not None:
                 raise self.fault or EngineStopped("the engine is stopping")
@@ -193,7 +204,7 @@ class EngineLoop:
             if not self._num_live:
                 self._progress_s = now_s
             self._num_live += 1
-            ticket = Ticket(request, deliver, next(self._task_numbers), now_s)
+            ticket = Ticket(request, deliver, next(self._task_numbers), now_s, arriving)
             self._mail.append(("submit", ticket))
             self._wake.notify()
         return ticket
@@ -255,20 +266,16 @@ class EngineLoop:
             self._die(EngineStopped(f"the model could not be loaded: {fault}"))
             return
         self._num_slots = engine.num_slots
-        self.model = ServedModel(
-            engine.tokens,
-            engine.template,
-            engine.markup,
-            engine.tool_calls,
-            engine.context_length,
-            engine.default_sampling,
-            engine.num_slots,
-            engine.notes,
-            engine.storable,
-            engine.memory.lacks,
-            engine.grammars,
-            engine.cuts_at_turns,
-            engine.storage_backend,
+        self.model = ServedModel.speaking(
+            engine.language,
+            context_length=engine.context_length,
+            default_sampling=engine.default_sampling,
+            num_slots=engine.num_slots,
+            notes=engine.notes,
+            storable=engine.storable,
+            lacks=engine.memory.lacks,
+            cuts_at_turns=engine.cuts_at_turns,
+            storage_backend=engine.storage_backend,
         )
         self._on_state()
         try:
@@ -367,6 +374,7 @@ class EngineLoop:
             self._deliver([(ticket, StepFailed(f"the request could not be opened: {fault}"))])
             return
         ticket.row = row
+        row.arriving, ticket.arriving = ticket.arriving, None
         self._tickets[row] = ticket
         scheduler.add(row)
 
@@ -376,7 +384,7 @@ class EngineLoop:
         if ticket.row is not None:
             scheduler.remove(ticket.row)
             engine.cancel(ticket.row)
-        self._end(ticket, "cancelled")
+        self._end(ticket, "handed_over" if ticket.row and ticket.row.is_leaving else "cancelled")
 
     def _run_tick(self, engine: "Engine", scheduler: Scheduler, tick: Tick) -> Sequence[Event]:
         started_s = time.perf_counter()
@@ -467,4 +475,4 @@ def _outcome(event: Event | MlxcelError) -> Outcome | None:
         return event.finish_reason
     if isinstance(event, RequestError):
         return "refused"
-    return None if isinstance(event, Progress) else "failed"
+    return None if isinstance(event, (Progress, Handed)) else "failed"

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 from engine.plan import Tick
 from engine.request import CacheStats, DraftCounts, Event, Output, Progress
 
-Outcome = Literal["stop", "length", "cancelled", "failed", "refused"]
+Outcome = Literal["stop", "length", "cancelled", "failed", "refused", "handed_over"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 WAITS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)

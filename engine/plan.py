@@ -130,6 +130,8 @@ class PrefillPlan:
 
     def start(self, row: Row) -> int:
         """Where the next piece of `row` begins: at its cursor, or behind what can be adopted now."""
+        if row.arriving is not None:
+            return row.arriving.state.length
         return max(row.cursor, self._held(row, lambda hit: self.reproduces(hit, row.request.cuts)))
 
     def waits(self, row: Row, ahead: Iterable[Row]) -> bool:

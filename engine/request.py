@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from engine.errors import MlxcelError
+from engine.handover import Arriving, Departing
 from engine.text.filter import Markup
 from engine.text.parts import Part
 
@@ -120,6 +121,28 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """How far a request came elsewhere: it goes on behind the tokens `output`, which somebody has already.
+
+    `logprobs` are those of its last tokens that nobody has, `mu` mirostat's state, where it is used; the rest are
+    its counts and times so far.
+    """
+
+    output: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    mu: float | None = None
+    num_cached: int = 0
+    cache_miss: int | None = None
+    prompt_ms: float = 0.0
+    predicted_ms: float = 0.0
+
+    def logprob(self, index: int) -> TokenLogprob | None:
+        """That of the output's token at `index`, if nobody has it."""
+        place = index - len(self.output) + len(self.logprobs)
+        return self.logprobs[place] if place >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to be continued.
 
@@ -131,7 +154,8 @@ class Request:
     length the last: where results depend on the cut, a prompt is cut there, so that the next turn can go on there.
     `top_logprobs` asks for the logprob of each new token, and of that many in its place. `loops` ends an answer.
     `markup` is that of the answer, where it has any: stop strings then match what is said in it and nothing else.
-    `thinking` bounds its reasoning.
+    `thinking` bounds its reasoning. One that is `resumed` began elsewhere, one that `hands_over` leaves with what
+    is stored when its next token is there.
     """
 
     id: str
@@ -151,6 +175,8 @@ class Request:
     grammar: Grammar | None = None
     markup: Markup | None = None
     thinking: ThinkingBudget | None = None
+    resumed: Resumed | None = None
+    hands_over: bool = False
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -205,7 +231,7 @@ class Row:
     its grammar) follows `output` and outlives the storage. `forced` are the tokens that come next whatever is
     drawn. `stop_string` is the one that ended it, if one did. `is_warm_up`: nobody asked for it yet.
     `num_drafted` are the tokens that it brings to the next step beside its last one; `drafts` counts those of
-    all steps.
+    all steps. `arriving` is what it begins with that was stored elsewhere; one that `is_leaving` is not run again.
     """
 
     request: Request
@@ -229,6 +255,8 @@ class Row:
     num_drafted: int = 0
     looked_at: tuple[int, ...] = ()
     drafts: DraftCounts = field(default_factory=DraftCounts)
+    arriving: Arriving | None = None
+    is_leaving: bool = False
     prefill_tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -242,7 +270,7 @@ class Row:
     @property
     def is_counted(self) -> bool:
         """Whether what it reuses counts: not for a second time, and not where nobody has asked for it."""
-        return not (self.num_preempted or self.is_warm_up)
+        return not (self.num_preempted or self.is_warm_up or self.request.resumed)
 
     @property
     def most_tokens(self) -> int:
@@ -326,7 +354,8 @@ class Output:
     """One new token, and the text it released (often empty). The last one carries the reason and the timings.
 
     `logprobs` are of the tokens whose text was released, where they are asked for.
-    Where the request has markup the text is in `parts`, and `text` is the answer among them.
+    Where the request has markup the text is in `parts`, and `text` is the answer among them. `drawn` is the
+    token's own logprob, if it is asked for and the token may be shown; `mu` mirostat's state behind the token.
     """
 
     row: Row
@@ -336,6 +365,16 @@ class Output:
     timings: Timings | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     parts: tuple[Part, ...] = ()
+    drawn: TokenLogprob | None = None
+    mu: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """The row goes on elsewhere: what it has stored stays until whoever was told gives the row up."""
+
+    row: Row
+    departing: Departing
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,4 +385,4 @@ class Failed:
     error: MlxcelError
 
 
-Event = Progress | Output | Failed
+Event = Progress | Output | Handed | Failed

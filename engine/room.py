@@ -136,7 +136,7 @@ class Room:
 
     def _claims(self, row: Row) -> Iterator[RowStorage]:
         """Storage for `row` that begins with all it can reuse, with whole blocks of that, and with nothing."""
-        held = self.prompts.held(row, lambda hit: True)
+        held = 0 if row.arriving is not None else self.prompts.held(row, lambda hit: True)
         for num_tokens in dict.fromkeys((held, held // BLOCK_TOKENS * BLOCK_TOKENS, 0)):
             storage = self._forward.open()
             if num_tokens:

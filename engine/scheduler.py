@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from engine.cache.ledger import Memory, Unbounded
 from engine.plan import Draft, Piece, PrefillPlan, Tick
-from engine.request import PRIORITIES, Event, Failed, Output, Row
+from engine.request import PRIORITIES, Event, Failed, Handed, Output, Row
 from engine.speculate.drafts import Drafts, NoDrafts
 
 RISE_TICKS = 256
@@ -42,7 +42,8 @@ class _Standing:
 
 
 class Scheduler:
-    """Three places for a row: `waiting` for a slot, `prefilling`, `decoding`. `slots` has the rows that run.
+    """Four places for a row: `waiting` for a slot, `prefilling`, `decoding`, and `leaving`: it goes on elsewhere,
+    and has its slot and memory until it is removed. `slots` has the rows of all but the first.
 
     `memory` says whether a row may start and grow, `drafts` what rows bring to a step beside their last tokens, as
     far as there is memory for it. `preempts`: a row of higher priority may take the place of one
@@ -70,23 +71,27 @@ class Scheduler:
         self.waiting: list[Row] = []
         self.prefilling: list[Row] = []
         self.decoding: deque[Row] = deque()
+        self.leaving: list[Row] = []
         self._standing: dict[Row, _Standing] = {}
         self._num_added = 0
         self._tick_count = 0
         self._due_at: dict[Row, int] = {}  # when the window of a prompt's next piece begins
         self._parked: set[Row] = set()  # those that had a piece and want another
         self._last_was_prefill = False
+        self._is_held_up = False  # the last tick had nothing to do, and nobody has come or gone since
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.prefilling or self.decoding)
+        """Whether a tick may do something. Who waits for those that leave has to wait until they are removed."""
+        return bool(self.prefilling or self.decoding or (self.waiting and not self._is_held_up))
 
     @property
     def rows(self) -> tuple[Row, ...]:
         """Every live row, those that run first."""
-        return (*self.decoding, *self.prefilling, *self.waiting)
+        return (*self.decoding, *self.prefilling, *self.leaving, *self.waiting)
 
     def add(self, row: Row) -> None:
+        self._is_held_up = False
         self._num_added += 1
         lane = PRIORITIES.index(row.request.priority)
         self._standing[row] = _Standing(self._tick_count, self._num_added, lane)
@@ -94,6 +99,7 @@ class Scheduler:
 
     def remove(self, row: Row) -> None:
         """Forget `row`, wherever it is; unknown rows are no error."""
+        self._is_held_up = False
         if row in self.waiting:
             self.waiting.remove(row)
         self._leave(row)
@@ -118,6 +124,7 @@ class Scheduler:
             for piece in pieces:
                 self._park(piece.row)
         self._last_was_prefill = bool(pieces) and not decode
+        self._is_held_up = bool(self.leaving) and not (pieces or decode)
         return Tick(prefill=pieces, decode=decode, drafts=() if pieces else self._drafted(decode))
 
     def settle(self, events: Sequence[Event]) -> None:
@@ -127,6 +134,8 @@ class Scheduler:
             match event:
                 case Failed(row=row) | Output(row=row, finish_reason="stop" | "length"):
                     self.remove(row)
+                case Handed(row=row):
+                    self._take_leave(row)
         for row in [row for row in self.prefilling if row.prefilled]:
             self.prefilling.remove(row)
             self._unpark(row)
@@ -160,7 +169,8 @@ class Scheduler:
         assert len(set(map(id, rows))) == len(rows), "a row is in two places"
         running = [row for row in self.slots if row is not None]
         assert len(running) == len(set(map(id, running))), "a row has two slots"
-        assert {*running} == {*self.prefilling, *self.decoding}, "a row runs without a slot, or a slot has no row"
+        placed = {*self.prefilling, *self.decoding, *self.leaving}
+        assert {*running} == placed, "a row runs without a slot, or a slot has no row"
         assert self._parked <= set(self._due_at) <= set(self.prefilling), "a claim outlived its row"
         assert all(row.prefilled for row in self.decoding), "a row decodes before its prompt is stored"
         assert {*self._standing} == {*rows}, "a row has no standing, or outlived itself"
@@ -200,13 +210,22 @@ class Scheduler:
             if self.memory.grows(row):
                 continue
             running = self._running()
-            if running == [row]:
+            if running == [row] and not self.leaving:
                 row.limit_tokens = len(row.output) + 1
                 continue
             least = min(running, key=self._progress)
             self._preempt(least)
             return least
         return None
+
+    def _take_leave(self, row: Row) -> None:
+        """Run `row` no more; it keeps what it has."""
+        for place in (self.prefilling, self.decoding):
+            if row in place:
+                place.remove(row)
+        self._unpark(row)
+        self.drafts.forget(row)
+        self.leaving.append(row)
 
     def _preempt(self, row: Row) -> None:
         """Back to those who wait; the engine gives its storage back when it gets the tick."""
@@ -215,7 +234,7 @@ class Scheduler:
 
     def _leave(self, row: Row) -> None:
         """Take slot and memory from `row`, if it has them."""
-        for place in (self.prefilling, self.decoding):
+        for place in (self.prefilling, self.decoding, self.leaving):
             if row in place:
                 place.remove(row)
         if row in self.slots:

@@ -74,6 +74,15 @@ class SequenceStorage:
         """Nothing is shared."""
 
 
+def leaf_caches(caches: Sequence[Any]) -> list[Any]:
+    """Every cache that is not a list of others, parts of lists included, in their order."""
+    return [
+        leaf
+        for cache in caches
+        for leaf in (leaf_caches(cache.caches) if isinstance(cache, CacheList) else [cache])
+    ]
+
+
 class HeadSelection:
     """Which tokens of a forward need logits: those named by `of`, outside of it all."""
 

@@ -1,5 +1,6 @@
 """What each layer of a model keeps for a row. Plain values; where they come from is `adapter.py`'s business."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,3 +33,12 @@ class LayerKind:
     def is_known(self) -> bool:
         """Whether the layer's state can be kept outside mlx-lm's own caches."""
         return self.name != "other" and all(part.is_known for part in self.parts)
+
+
+def leaf_kinds(kinds: Sequence[LayerKind]) -> Iterator[LayerKind]:
+    """Every kind that is not a list, parts of lists included, in their order."""
+    for kind in kinds:
+        if kind.parts:
+            yield from leaf_kinds(kind.parts)
+        else:
+            yield kind

@@ -5,13 +5,13 @@ so a row has one table for a group. A pool is written in place, by the compiled 
 by slabs, and no byte moves when a row joins, leaves or shares.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import mlx.core as mx
 
 from engine.cache.blocks import Blocks, BlockTable
 from engine.cache.dtype import rounded
-from engine.cache.kinds import LayerKind
+from engine.cache.kinds import LayerKind, leaf_kinds
 from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.rows import leaves_of, new_layer
 
@@ -114,7 +114,7 @@ class PagedLayer:
 class PagedStorage:
     """A row's state over all layers, in blocks of the pools of `pages`."""
 
-    __slots__ = ("_leaves", "layers", "length", "pages", "tables")
+    __slots__ = ("_leaves", "_whole_from", "layers", "length", "pages", "tables")
 
     def __init__(self, pages: "Pages", kinds: Sequence[LayerKind]) -> None:
         self.pages = pages
@@ -128,6 +128,7 @@ class PagedStorage:
         self.layers = [new_layer(kind, attention) for kind in kinds]
         self._leaves: list[PagedLayer] = leaves_of(self.layers)
         self.length = 0
+        self._whole_from = 0  # the first position from which on no block begins with what was never stored
 
     def arrays(self) -> list[mx.array]:
         """What the last forward has written, of this row and of others."""
@@ -163,10 +164,20 @@ class PagedStorage:
         for layer in self._leaves:
             layer.length = num_tokens
 
+    def begin_at(self, first: Sequence[int], num_tokens: int) -> None:
+        """Let an empty row have blocks for `num_tokens`, of each group from the position `first` on, all of which
+        are to be stored now.
+        """
+        for table, position in zip(self.tables, first, strict=True):
+            table.begin([], position // BLOCK_TOKENS * BLOCK_TOKENS)
+            table.reserve(table.base, num_tokens)
+        self._whole_from = -(-max(first) // BLOCK_TOKENS) * BLOCK_TOKENS
+        self.length = num_tokens
+
     @property
     def first_held(self) -> int:
         """The first position that every layer still holds."""
-        return max(table.base for table in self.tables)
+        return max(self._whole_from, *(table.base for table in self.tables))
 
     def free(self) -> None:
         """Let go of everything; the row is not to be used again."""
@@ -179,7 +190,7 @@ class Pages:
 
     def __init__(self, kinds: Sequence[LayerKind], dtype: mx.Dtype | None) -> None:
         self._kinds = kinds
-        leaves = [leaf for kind in kinds for leaf in _leaf_kinds(kind)]
+        leaves = list(leaf_kinds(kinds))
         self.windows = sorted({leaf.window for leaf in leaves})
         self.group_of = [self.windows.index(leaf.window) for leaf in leaves]
         self.blocks = [Blocks() for _ in self.windows]
@@ -262,14 +273,6 @@ class Pages:
             blocks.trim()
         for pool, group in zip(self.pools, self.group_of, strict=True):
             pool.shrink(len(self.blocks[group]))
-
-
-def _leaf_kinds(kind: LayerKind) -> Iterator[LayerKind]:
-    if kind.parts:
-        for part in kind.parts:
-            yield from _leaf_kinds(part)
-    else:
-        yield kind
 
 
 def _places(block: int) -> slice:

@@ -52,7 +52,9 @@ class Arm:
         self._name = name
         self._seeds = itertools.count()
         self._prompt = tuple(
-            engine.tokens.encode(engine.template.render([{"role": "user", "content": PROMPT}]), False)
+            engine.language.tokens.encode(
+                engine.language.template.render([{"role": "user", "content": PROMPT}]), False
+            )
         )
         self.rows = [self._opened() for _ in range(num_rows)]
         self.steps_s: list[float] = []

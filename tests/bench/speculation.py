@@ -75,7 +75,7 @@ class Copier:
     def __init__(self, engine: Engine) -> None:
         self._sample = engine._sample
         text = FUNCTION.replace("tax_rate", "vat")
-        tokens = [*engine.tokens.encode(text, False), next(iter(engine._end_tokens))]
+        tokens = [*engine.language.tokens.encode(text, False), next(iter(engine._end_tokens))]
         self._tokens = {noise_key(0, 0, index): token for index, token in enumerate(tokens)}
 
     def __call__(self, logits: mx.array, draws: Sequence[Draw]) -> mx.array:
@@ -94,8 +94,8 @@ def run(
     scheduler = Scheduler(engine.plan(), num_slots=engine.num_slots, memory=engine.memory, drafts=drafts)
     rows: list[Row] = []
     for number, text in enumerate(prompts):
-        said = engine.template.render([{"role": "user", "content": text}])
-        tokens = tuple(engine.tokens.encode(said, False))
+        said = engine.language.template.render([{"role": "user", "content": text}])
+        tokens = tuple(engine.language.tokens.encode(said, False))
         own = dataclasses.replace(sampling, seed=number)
         rows.append(engine.submit(Request(str(number), tokens, own, num_new)))
         scheduler.add(rows[-1])

@@ -270,7 +270,14 @@ def test_every_request_is_counted_once_by_its_outcome(loop, gate):
     gate.faults = 1
     Client(loop, "fails").end()
     numbers = settled(loop)
-    assert numbers.requests == {"stop": 0, "length": 3, "cancelled": 1, "refused": 2, "failed": 1}
+    assert numbers.requests == {
+        "stop": 0,
+        "length": 3,
+        "cancelled": 1,
+        "refused": 2,
+        "failed": 1,
+        "handed_over": 0,
+    }
     assert numbers.completion_tokens == 54
     assert numbers.prompt_tokens == 3 * 3
     assert numbers.e2e_s.num_observed == 6

@@ -32,7 +32,7 @@ async def test_no_content_in_any_form_is_empty_text(tiny: Path) -> None:
             body = {"messages": conversation(content, arguments), "tools": [ADD], "max_tokens": 2}
             assert (await service.stream(CHAT, body)).done
             await service.answer(CHAT, body)
-        prompts = {service.engine.tokens.decode(row.request.prompt) for row in service.engine.rows}
+        prompts = {service.engine.language.tokens.decode(row.request.prompt) for row in service.engine.rows}
     assert len(prompts) == 1
     [prompt] = prompts
     assert "<|im_start|>assistant\nadd([('a', 2), ('b', 3)])<|im_end|>" in prompt

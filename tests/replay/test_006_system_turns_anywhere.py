@@ -33,7 +33,7 @@ async def test_one_rule_on_all_surfaces(tmp_path: Path, template: str) -> None:
     async with served(checkpoint(tmp_path, template)) as service:
         for path, body in BODIES:
             await service.answer(path, body)
-        prompts = {service.engine.tokens.decode(row.request.prompt) for row in service.engine.rows}
+        prompts = {service.engine.language.tokens.decode(row.request.prompt) for row in service.engine.rows}
     [prompt] = prompts
     places = [prompt.index(str(turn["content"])) for turn in (FIRST, *REST)]
     assert places == sorted(places)

@@ -15,6 +15,6 @@ async def test_they_are_one_system_turn(tmp_path: Path) -> None:
     body = {"instructions": "a", "input": items, "max_output_tokens": 2}
     async with served(checkpoint(tmp_path, FIRST_SYSTEM)) as service:
         stream = await service.stream(RESPONSES, body)
-        prompt = service.engine.tokens.decode(service.engine.rows[0].request.prompt)
+        prompt = service.engine.language.tokens.decode(service.engine.rows[0].request.prompt)
     assert stream.chunks[-1]["type"] == "response.incomplete"
     assert "system\na\n\nb<" in prompt

@@ -45,4 +45,4 @@ async def test_a_call_that_was_cut_comes_back(tmp_path: Path) -> None:
         await service.answer(RESPONSES, asked | {"input": [*HI["messages"], *first["output"], AGAIN]})
         kept, sent = (row.request.prompt for row in service.engine.rows[-2:])
         assert kept == sent
-        assert "add" not in service.engine.tokens.decode(sent).partition("again")[0].partition("hi")[2]
+        assert "add" not in service.engine.language.tokens.decode(sent).partition("again")[0].partition("hi")[2]

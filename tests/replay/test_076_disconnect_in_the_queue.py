@@ -44,6 +44,6 @@ async def test_those_who_left_never_run(tiny: Path, admitted: bool, streamed: bo
                 assert (await clients[name]).status_code == 200
             await asyncio.to_thread(settle, service.loop)
             for row in service.engine.rows:
-                name = service.engine.tokens.decode(row.request.prompt)
+                name = service.engine.language.tokens.decode(row.request.prompt)
                 assert service.engine.ran(row) == (name not in leaving)
                 assert (row.started_s == 0.0) == (name in leaving)

@@ -16,8 +16,8 @@ def both(path: Path, question: str, *, chat: bool, num_new: int) -> tuple[list[i
     """Tokens of our engine with its kernels, and of mlx-lm with its own operations."""
     loaded = load(path)
     engine = Engine.open(EngineConfig(model=path, cache_dtype="float32"))
-    text = engine.template.render([{"role": "user", "content": question}]) if chat else question
-    prompt = engine.tokens.encode(text, not chat)
+    text = engine.language.template.render([{"role": "user", "content": question}]) if chat else question
+    prompt = engine.language.tokens.encode(text, not chat)
     request = Request("r", tuple(prompt), max_tokens=num_new)
     ours = [output.token for output in DirectEngine(engine).complete(request)]
     theirs = stream_generate(loaded.model, loaded.tokenizer, prompt, max_tokens=num_new)

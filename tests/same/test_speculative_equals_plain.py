@@ -247,7 +247,7 @@ def test_the_built_in_models(model, request):
     watched = Watched(request.getfixturevalue(model))
     engine = watched.engine
     text = "Repeat this: one two three four five six seven. one two three four five six seven. one two three"
-    prompt = tuple(engine.tokens.encode(text, True))
+    prompt = tuple(engine.language.tokens.encode(text, True))
     for sampling in (Sampling(seed=3), Sampling(temperature=0.7, seed=3)):
         asked = dataclasses.replace(watched.request("said", 1, 16), prompt=prompt, sampling=sampling)
         watched.logits.clear()

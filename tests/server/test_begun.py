@@ -40,7 +40,7 @@ def begun(text: Any, **more: Any) -> dict[str, Any]:
 def prompt_of(service: Served) -> str:
     """The last prompt that was asked about."""
     *_, row = (row for row in service.engine.rows if row.request.id != "next-turn")
-    return str(service.engine.tokens.decode(row.request.prompt))
+    return str(service.engine.language.tokens.decode(row.request.prompt))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

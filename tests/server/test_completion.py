@@ -144,7 +144,7 @@ async def test_every_form_of_prompt(tiny: Path, name: str) -> None:
     prompt, texts = PROMPTS[name]
     async with served(tiny) as service:
         if name == "ids":
-            texts = [service.engine.tokens.decode(prompt)]
+            texts = [service.engine.language.tokens.decode(prompt)]
         whole = await service.answer(PATH, {"prompt": prompt, "n_predict": 2, "temperature": 0})
         answers = [whole] if len(texts) == 1 else whole
         assert isinstance(answers, list)

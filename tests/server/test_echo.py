@@ -85,7 +85,7 @@ async def test_a_prompt_is_as_if_the_reasoning_had_been_sent(tmp_path: Path) -> 
             )
         ]  # fmt: skip
         wholes = [await service.answer(CHAT, body) for body in bodies]
-        prompts = [service.engine.tokens.decode(row.request.prompt) for row in service.engine.rows[1:]]
+        prompts = [service.engine.language.tokens.decode(row.request.prompt) for row in service.engine.rows[1:]]
     assert "<think>\nI plan.\n</think>\n\nHello<|im_end|>" in prompts[0]
     assert prompts[0] == prompts[1]
     assert prompts[2] == prompts[3]

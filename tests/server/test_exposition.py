@@ -43,7 +43,7 @@ async def test_requests_are_counted(tiny: Path) -> None:
         await asyncio.to_thread(settle, service.loop)
         samples = await scraped(service)
         assert {name: samples[f"mlxcel_requests_total{{{name}}}"] for name in OUTCOMES} == {
-            "stop": 0, "length": 2, "cancelled": 0, "failed": 0, "refused": 0
+            "stop": 0, "length": 2, "cancelled": 0, "failed": 0, "refused": 0, "handed_over": 0,
         }  # fmt: skip
         assert samples["mlxcel_prompt_tokens_total"] == samples["llamacpp:prompt_tokens_total"] == 6
         assert samples["mlxcel_completion_tokens_total"] == samples["llamacpp:tokens_predicted_total"] == 8

@@ -33,7 +33,7 @@ def script(text: str) -> Script:
 
 
 def prompt_of(engine: WatchedEngine) -> str:
-    return str(engine.tokens.decode(engine.rows[-1].request.prompt))
+    return str(engine.language.tokens.decode(engine.rows[-1].request.prompt))
 
 
 async def answered(service: Served, body: dict[str, Any]) -> dict[str, Any]:

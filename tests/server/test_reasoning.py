@@ -78,7 +78,7 @@ async def test_effort_reaches_a_template_that_asks_for_it(tmp_path: Path) -> Non
     text = "<|channel|>analysis<|message|>plan<|end|><|start|>assistant<|channel|>final<|message|>Hello"
     async with served(checkpoint(tmp_path, HARMONY), sampler=script(text)) as service:
         choice = await answered(service, HI | {"reasoning_effort": "low"})
-        prompt = service.engine.tokens.decode(service.engine.rows[0].request.prompt)
+        prompt = service.engine.language.tokens.decode(service.engine.rows[0].request.prompt)
     assert choice["message"] == {"role": "assistant", "content": "Hello", "reasoning_content": "plan"}
     assert prompt.endswith("Reasoning: low<|start|>assistant")
 

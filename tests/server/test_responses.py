@@ -103,7 +103,7 @@ async def answered(service: Served, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_of(service: Served) -> str:
-    return str(service.engine.tokens.decode(service.engine.rows[-1].request.prompt))
+    return str(service.engine.language.tokens.decode(service.engine.rows[-1].request.prompt))
 
 
 async def test_text_and_why_it_ended(tiny: Path) -> None:

@@ -172,7 +172,7 @@ def test_a_schema_keeps_the_order_of_its_properties() -> None:
 
 async def test_a_grammar_is_compiled_off_the_engines_thread(tiny: Path) -> None:
     async with served(tiny) as service:
-        grammars, threads = service.engine.grammars, []
+        grammars, threads = service.engine.language.grammars, []
         compiled = grammars._compiled
 
         def noted(grammar: Grammar) -> Any:

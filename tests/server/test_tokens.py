@@ -42,7 +42,7 @@ async def test_texts_and_ids_follow_each_other(tiny: Path) -> None:
 @pytest.mark.real
 async def test_what_begins_a_sequence_is_added_where_it_is_asked_for(real_base_checkpoint: Path) -> None:
     async with served(real_base_checkpoint) as service:
-        bos = service.engine.tokens.encode("", True)
+        bos = service.engine.language.tokens.encode("", True)
         assert bos
         plain = (await service.answer("/tokenize", {"content": "hi"}))["tokens"]
         assert (await service.answer("/tokenize", {"content": "hi", "add_special": True}))["tokens"] == [

@@ -123,7 +123,7 @@ async def test_a_template_without_tools_gets_them_in_words(tiny: Path, tmp_path:
     template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     async with served(checkpoint(tmp_path, template), sampler=script(CALL)) as service:
         choice = await answered(service, TOOLS)
-        prompt = service.engine.tokens.decode(service.engine.rows[0].request.prompt)
+        prompt = service.engine.language.tokens.decode(service.engine.rows[0].request.prompt)
     assert called(choice) == [("add", {"a": 2})]
     assert prompt.startswith("[system]You can call these functions:")
 
@@ -133,7 +133,7 @@ async def test_a_call_and_its_result_are_rendered(tmp_path: Path) -> None:
         first = (await service.answer(CHAT, TOOLS))["choices"][0]["message"]
         result = {"role": "tool", "tool_call_id": first["tool_calls"][0]["id"], "content": "2"}
         second = await service.answer(CHAT, TOOLS | {"messages": [*HI["messages"], first, result], "seed": 1})
-        prompt = service.engine.tokens.decode(service.engine.rows[1].request.prompt)
+        prompt = service.engine.language.tokens.decode(service.engine.rows[1].request.prompt)
     assert second["choices"][0]["message"]["content"] == "It is 2."
     assert f"<|im_start|>assistant\n{CALL}<|im_end|>\n<|im_start|>tool\n2<|im_end|>\n" in prompt
 

@@ -40,7 +40,7 @@ async def test_all_before_the_users_next_words_is_there(tmp_path: Path, family: 
         await service.warmed_up()
         before = service.loop.numbers()
         second = await service.answer(CHAT, turns(whole))
-        prompt = service.engine.tokens.decode(service.engine.rows[-1].request.prompt)
+        prompt = service.engine.language.tokens.decode(service.engine.rows[-1].request.prompt)
         await service.warmed_up()
     behind = "<|im_end|>\n<|im_start|>user\nAnd" if family == "gemma3_text" else "<|im_start|>user\nAnd"
     reusable = len(tokens_of(prompt[: prompt.index(behind)]))

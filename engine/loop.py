@@ -76,7 +76,7 @@ class Slot:
 
 def open_engine(config: EngineConfig) -> "Engine":
     """Load MLX and the model; imported this late so that importing the loop costs nothing."""
-    with _limits_kept():
+    with limits_kept():
         from engine.engine import Engine, leave_thread
     try:
         return Engine.open(config)
@@ -86,7 +86,7 @@ def open_engine(config: EngineConfig) -> "Engine":
 
 
 @contextlib.contextmanager
-def _limits_kept() -> Iterator[None]:
+def limits_kept() -> Iterator[None]:
     """Importing mlx-lm lowers the process's bound on open files for good; a server needs one for each client."""
     setrlimit = resource.setrlimit
     resource.setrlimit = lambda *_: None

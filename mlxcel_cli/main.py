@@ -40,9 +40,8 @@ COMMANDS = (
 # Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
 # fmt: off
 ARRIVING = frozenset({
-    "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--threads", "--node-role",
-    "--serving-bind", "--prefill-peers", "--decode-peers", "--log-level", "--log-format", "--no-warmup",
-    "--no-web", "--chat-template-args", "--stall-timeout", "--cache-dtype",
+    "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--threads", "--log-level", "--log-format",
+    "--no-warmup", "--no-web", "--chat-template-args", "--stall-timeout", "--cache-dtype",
 })
 # fmt: on
 

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,6 +32,9 @@ from server.routes.responses import kept_response, responses
 from server.routes.status import health, metrics, openapi, ready
 from server.routes.tokens import apply_template, detokenize, tokenize
 from server.sse import ClientGone
+
+if TYPE_CHECKING:
+    from server.roles.node import Node
 
 ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
@@ -72,13 +75,21 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        node = None if config.node_role == "none" else _node(config)
+        if config.node_role == "router":
+            assert node is not None, "a router is a node"
+            loop_options["loop"] = node.loop
         bridge = Bridge(config.engine, on_fault=on_fault, **loop_options)
-        app.state.service = Service(config, bridge)
+        app.state.service = Service(config, bridge, node)
         bridge.start()
+        if node is not None:
+            node.start(bridge, on_fault)
         try:
             yield
         finally:
             app.state.service.conversations.close()
+            if node is not None:
+                await node.close()
             await bridge.stop()
 
     handlers: dict[Any, Any] = {
@@ -87,7 +98,24 @@ def make_app(
         HTTPException: _no_such_route,
         Exception: _failed,
     }
-    return Starlette(routes=ROUTES, lifespan=lifespan, exception_handlers=handlers, middleware=_middleware(config))
+    routes = [*ROUTES, *(_router_routes() if config.node_role == "router" else [])]
+    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=_middleware(config))
+
+
+def _node(config: ServerConfig) -> "Node":
+    """Loaded where there are several processes alone."""
+    from server.roles.node import Node
+
+    return Node(config)
+
+
+def _router_routes() -> list[Route]:
+    from server.routes.router import drain, router_stats
+
+    return [
+        Route("/router/stats", router_stats, methods=["GET"]),
+        Route("/router/nodes/{id}/drain", drain, methods=["POST", "DELETE"]),
+    ]
 
 
 def _middleware(config: ServerConfig) -> list[Middleware]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
+from engine.handover import Arriving, Identity
 from engine.loop import EngineLoop, ServedModel, Slot, Ticket
 from engine.metrics import Numbers
 from engine.request import CacheStats, Event, Failed, Output, Request
@@ -74,16 +75,20 @@ class Events:
 
 
 class Bridge:
-    """The engine as the server sees it. `on_fault` is called when the engine is gone for good."""
+    """The engine as the server sees it. `on_fault` is called when the engine is gone for good.
+
+    `loop` makes what runs it, or what stands in its place and has others run it.
+    """
 
     def __init__(
         self,
         config: EngineConfig,
         *,
         on_fault: Callable[[MlxcelError], None] = lambda fault: None,
+        loop: Callable[..., Any] = EngineLoop,
         **loop_options: Any,
     ) -> None:
-        self._loop = EngineLoop(config, post=self._post, on_state=self._on_state, **loop_options)
+        self._loop: EngineLoop = loop(config, post=self._post, on_state=self._on_state, **loop_options)
         self._on_fault = on_fault
         self._loaded = asyncio.Event()
         self._asyncio: asyncio.AbstractEventLoop | None = None
@@ -152,6 +157,23 @@ class Bridge:
         events = Events()
         events.submit(self._loop, requests)
         return events
+
+    def enqueue(
+        self, request: Request, deliver: Callable[[Event | MlxcelError], None], arriving: Arriving | None = None
+    ) -> Ticket:
+        """Enqueue one request whose events go to `deliver`; with what is `arriving`, if it comes with a state.
+
+        Raises QueueFull or EngineStopped.
+        """
+        return self._loop.submit(request, deliver, arriving)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """End what `enqueue` has begun, or give up what it has left; harmless when it has ended."""
+        self._loop.cancel(ticket)
+
+    async def identity(self) -> Identity:
+        """Whose rows fit this engine's. Raises as `cache_stats` does."""
+        return await self._asked(lambda engine: engine.transfer.identity)
 
     def warm_up(self, request: Request) -> None:
         """Have the beginning of a prompt that is expected stored when nothing else runs."""

@@ -1,7 +1,7 @@
 """What one server is, in one frozen dataclass: its engine, its address, its name for the model."""
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -9,6 +9,12 @@ from engine.config import EngineConfig, check_bounds, setting
 from engine.errors import ConfigError
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+ROLES = ("none", "prefill", "decode", "router")
+# What an engine does is said to whoever has one: these are the settings of it that a router acts on.
+ROUTER_ENGINE = frozenset({
+    "model", "n_predict", "max_queue_depth", "trust_remote_code", "chat_template", "temp", "top_k", "top_p",
+    "min_p", "repeat_penalty", "seed", "loop_detection", "fallback_sampling", "no_prompt_cache",
+})  # fmt: skip
 
 
 def is_loopback(host: str) -> bool:
@@ -54,6 +60,21 @@ class ServerConfig:
     )
     log_level: str = setting("info", "the least that is logged", choices=LOG_LEVELS)
     log_format: str = setting("text", "how log lines are written", choices=("text", "json"))
+    node_role: str = setting(
+        "none",
+        "what this process is among several: a prefill node computes prompts, a decode node goes on from them, a "
+        "router has them run what clients send; none: all in one",
+        choices=ROLES,
+    )
+    serving_bind: str = setting("", "HOST:PORT at which a prefill or decode node listens for others; port 0: any")
+    prefill_peers: tuple[str, ...] = setting((), "HOST:PORT of the prefill nodes of a router")
+    decode_peers: tuple[str, ...] = setting((), "HOST:PORT of the decode nodes of a router")
+    node_key: Path | None = setting(
+        None, "this node's key, made by `mlxcel cluster keygen`; needed beyond loopback"
+    )
+    node_peers: Path | None = setting(
+        None, "a file of the nodes that may talk to this one: a public key a line, and its HOST:PORT behind it"
+    )
     keep_alive_s: float = setting(
         10.0, "seconds of silence before a stream sends a comment", minimum=0.01, flag=False
     )
@@ -65,6 +86,7 @@ class ServerConfig:
                 raise ConfigError(
                     "cors_origins", f"{origin!r} is no origin", hint="write scheme and host: https://chat.example"
                 )
+        self._check_role()
         local = self.is_unix_socket or self.is_on_loopback
         if not (local or self.needs_key or self.insecure_no_auth):
             raise ConfigError(
@@ -73,6 +95,51 @@ class ServerConfig:
                 hint="set --api-key-file, listen on 127.0.0.1 or a unix socket, or accept the risk with "
                 "--insecure-no-auth",
             )
+
+    def _check_role(self) -> None:
+        """Raise ConfigError for what does not belong to the role, or is missing for it."""
+        role, is_node = self.node_role, self.node_role in ("prefill", "decode")
+        of_role = {"serving_bind": is_node, "prefill_peers": role == "router", "decode_peers": role == "router"}
+        for name, wanted in of_role.items():
+            given = bool(getattr(self, name))
+            if given and not wanted:
+                raise ConfigError(name, f"{name} means nothing where node_role is {role}")
+            if wanted and not given:
+                raise ConfigError(name, f"node_role {role} needs {name}")
+        if role == "none" and (self.node_key or self.node_peers):
+            raise ConfigError("node_key", "keys of nodes mean nothing where node_role is none")
+        for name, address in self._addresses():
+            host, colon, port = address.rpartition(":")
+            if not (host and colon and port.isdecimal() and int(port) <= 65535):
+                raise ConfigError(name, f"{name}: {address!r} is no HOST:PORT")
+            if not (self.node_key and self.node_peers) and not is_loopback(host.strip("[]")):
+                raise ConfigError(
+                    name,
+                    f"{name}: {address} is beyond this machine, and what goes there needs keys",
+                    hint="set --node-key and --node-peers; mlxcel cluster keygen makes a key",
+                )
+        if role == "router":
+            self._check_router()
+
+    def _addresses(self) -> list[tuple[str, str]]:
+        """Every address of a node, and the setting that it comes from."""
+        peers = [("prefill_peers", address) for address in self.prefill_peers]
+        peers += [("decode_peers", address) for address in self.decode_peers]
+        addresses = [address for _, address in peers]
+        for name, address in peers:
+            if addresses.count(address) > 1:
+                raise ConfigError(name, f"{name}: {address} is listed twice")
+        return [*peers, *([("serving_bind", self.serving_bind)] if self.serving_bind else [])]
+
+    def _check_router(self) -> None:
+        for field in fields(self.engine):
+            given = getattr(self.engine, field.name)
+            if field.name not in ROUTER_ENGINE and given != field.default:
+                raise ConfigError(
+                    field.name,
+                    f"{field.name} says what an engine does, and a router has none",
+                    hint="say it to the nodes",
+                )
 
     @property
     def is_unix_socket(self) -> bool:

@@ -101,6 +101,10 @@ class EngineStalled(EngineFault):
     """Requests run, and nothing has come of them for too long."""
 
 
+class NoNode(EngineFault):
+    """A router has no node that could run the request."""
+
+
 class NoFreeSlot(EngineFault):
     """Every slot is taken, and the client wanted to know."""
 
@@ -135,6 +139,7 @@ _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (TimedOut, _Face(504, "server_error", "request_timeout")),
     (ModelLoading, _Face(503, "server_error", "model_loading")),
     (EngineStalled, _Face(503, "server_error", "engine_stalled")),
+    (NoNode, _Face(503, "server_error", "no_node")),
     (NoFreeSlot, _Face(503, "server_error", "no_free_slot")),
     (EngineFault, _Face(500, "server_error")),
 )

@@ -20,6 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from engine.metrics import Histogram, Numbers
+from server.roles.counts import Counts
 
 Value = float | Histogram | Mapping[str, int]
 
@@ -63,7 +64,8 @@ def _ratio(number: float, of: float) -> float:
 METRICS = (
     Metric(
         "mlxcel_requests_total", "counter",
-        "requests that are over: `stop`, `length`, `cancelled` (the client left), `failed`, `refused`",
+        "requests that are over: `stop`, `length`, `cancelled` (the client left), `failed`, `refused`, "
+        "`handed_over` (they go on at another node)",
         lambda n: {str(outcome): count for outcome, count in n.requests.items()}, label="outcome",
     ),
     Metric("mlxcel_prompt_tokens_total", "counter", "prompt tokens computed", lambda n: n.prompt_tokens),
@@ -217,13 +219,25 @@ METRICS = (
 )  # fmt: skip
 
 
+# Of a process that is one of several.
+NODE_METRICS = (
+    ("mlxcel_node_refused_total", "frames and connections that were not taken, by why", "reason", "refused"),
+    ("mlxcel_node_state_bytes_total", "bytes of rows' states `sent` to others and `fetched` from them", "way",
+     "state_bytes"),
+    ("mlxcel_node_states_total",
+     "rows' states: `left` to be fetched, `fetched`, `recomputed` since they could not be, `expired` unfetched",
+     "outcome", "states"),
+)  # fmt: skip
+
+
 class Exposition(Collector):
-    """Writes the numbers that `read` gives, as they are when it is asked."""
+    """Writes the numbers that `read` gives, as they are when it is asked; and a node's `counts`, if it is one."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
-    def __init__(self, read: Callable[[], Numbers]) -> None:
+    def __init__(self, read: Callable[[], Numbers], counts: Callable[[], Counts] | None = None) -> None:
         self._read = read
+        self._counts = counts
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -231,6 +245,12 @@ class Exposition(Collector):
         numbers = self._read()
         for metric in METRICS:
             yield metric.family(numbers)
+        counts = None if self._counts is None else self._counts()
+        for name, said, label, field in NODE_METRICS if counts else ():
+            family = CounterMetricFamily(name, said, labels=[label])
+            for key, count in getattr(counts, field).items():
+                family.add_metric([key], count)
+            yield family
 
     def write(self) -> bytes:
         """The metrics as they are now. (The library's other formats rename what has a colon in it.)"""

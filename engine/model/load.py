@@ -77,11 +77,11 @@ def load(
     written = read_json(path / "config.json")
     if written.get("model_file") is not None and not trust_remote_code:
         raise UntrustedCode(f"{path} asks to run its own Python, {written['model_file']}", hint=TRUST_HINT)
-    generation = _generation_config(path)
+    generation = generation_config(path)
     model, config = _load_model(path, trust_remote_code)
-    tokenizer = _load_tokenizer(path, config, trust_remote_code)
+    tokenizer = load_tokenizer_of(path, config, trust_remote_code)
     if chat_template is not None:
-        _replace_template(tokenizer, chat_template)
+        replace_template(tokenizer, chat_template)
     notes = []
     if adapter is not None and compiled:
         hold_room(parameter_bytes(model), available_bytes())
@@ -99,8 +99,8 @@ def load(
         config=config,
         context_length=context_length or FALLBACK_CONTEXT_LENGTH,
         vocab_size=_vocab_size(config, model, tokenizer),
-        eos_token_ids=_eos_token_ids(written, generation, tokenizer),
-        sampling=_sampling(generation),
+        eos_token_ids=end_tokens(written, generation, tokenizer),
+        sampling=sampling_of(generation),
         weight_bytes=parameter_bytes(model),
         notes=tuple(notes),
     )
@@ -116,7 +116,7 @@ def _load_model(path: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any
     return model, config
 
 
-def _load_tokenizer(path: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
+def load_tokenizer_of(path: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:
     """mlx-lm's tokenizer. Saying false aloud matters: left open, transformers asks on the terminal."""
     try:
         return load_tokenizer(
@@ -152,7 +152,7 @@ def _refusal(path: Path, error: Exception) -> ModelError:
     return ModelError(f"{path} cannot be loaded: {said}")
 
 
-def _replace_template(tokenizer: Any, file: Path) -> None:
+def replace_template(tokenizer: Any, file: Path) -> None:
     try:
         source = file.read_text(encoding="utf-8")
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source)
@@ -232,12 +232,12 @@ def _vocab_size(config: dict[str, Any], model: Any, tokenizer: Any) -> int:
     return len(tokenizer)
 
 
-def _generation_config(path: Path) -> dict[str, Any]:
+def generation_config(path: Path) -> dict[str, Any]:
     file = path / "generation_config.json"
     return read_json(file) if file.is_file() else {}
 
 
-def _eos_token_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any) -> frozenset[int]:
+def end_tokens(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any) -> frozenset[int]:
     """Every id that ends an answer, whoever names it: both configurations, the tokenizer, the chat template."""
     ids: set[int] = set()
     for value in (
@@ -299,7 +299,7 @@ SAMPLING_SETTINGS = {
 }
 
 
-def _sampling(generation: dict[str, Any]) -> Sampling | None:
+def sampling_of(generation: dict[str, Any]) -> Sampling | None:
     """How the checkpoint asks to be sampled, or None when it does not say. What it leaves out is neutral.
 
     Raises ModelError for a number that would be refused as a setting.

@@ -31,6 +31,7 @@ from server.validate import MAX_ECHOED, Body, parse
 
 if TYPE_CHECKING:
     from server.exposition import Exposition
+    from server.roles.node import Node
 
 MAX_BODY_BYTES = 32 << 20
 Said = Text | Reasoning | CallBegun | CallArguments | Finish
@@ -40,9 +41,10 @@ _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 class Service:
     """What the routes share for the life of the application."""
 
-    def __init__(self, config: ServerConfig, bridge: Bridge) -> None:
+    def __init__(self, config: ServerConfig, bridge: Bridge, node: "Node | None" = None) -> None:
         self.config = config
         self.bridge = bridge
+        self.node = node
         self.conversations = Conversations(
             bridge,
             config.served_name,
@@ -58,7 +60,8 @@ class Service:
         """The metrics of this application; made when first asked for, since a talk never is."""
         from server.exposition import Exposition
 
-        return Exposition(self.bridge.numbers)
+        node = self.node
+        return Exposition(self.bridge.numbers, None if node is None else lambda: node.counts)
 
 
 def service_of(request: Request) -> Service:

@@ -8,7 +8,6 @@ not counted. Knows neither templates nor clients.
 import logging
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine.errors import RequestError
@@ -72,12 +71,17 @@ class WarmUps:
     def _begin(self) -> Row | None:
         """A row for the newest that waits and that can be stored now."""
         while self._waiting:
-            with suppress(RequestError):
+            try:
                 row = self._engine.submit(self._waiting.pop())
-                row.is_warm_up = True
-                if self._engine.memory.admits(row, decoding=False):
-                    self._row = row
-                    return row
+            except RequestError:
+                continue
+            except Exception:
+                log.exception("the next turn could not be prepared")
+                continue
+            row.is_warm_up = True
+            if self._engine.memory.admits(row, decoding=False):
+                self._row = row
+                return row
         return None
 
     def _end(self, row: Row) -> None:

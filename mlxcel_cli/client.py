@@ -130,9 +130,17 @@ class Client:
         """What the server says of its model and of how it runs it."""
         return await self._get("/props")
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def router_stats(self) -> dict[str, Any]:
+        """A router's nodes, and what it has them do."""
+        return await self._get("/router/stats")
+
+    async def drain(self, node: str, *, drains: bool) -> None:
+        """Have a router give `node` nothing new, or let it take part again."""
+        await self._get(f"/router/nodes/{node}/drain", method="POST" if drains else "DELETE")
+
+    async def _get(self, path: str, *, method: str = "GET") -> dict[str, Any]:
         try:
-            response = await self._http.get(path)
+            response = await self._http.request(method, path)
         except httpx2.TransportError as error:
             raise self._gone(error) from error
         if response.is_error:

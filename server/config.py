@@ -100,12 +100,13 @@ class ServerConfig:
         """Raise ConfigError for what does not belong to the role, or is missing for it."""
         role, is_node = self.node_role, self.node_role in ("prefill", "decode")
         of_role = {"serving_bind": is_node, "prefill_peers": role == "router", "decode_peers": role == "router"}
-        for name, wanted in of_role.items():
-            given = bool(getattr(self, name))
-            if given and not wanted:
+        for name, may in of_role.items():
+            if getattr(self, name) and not may:
                 raise ConfigError(name, f"{name} means nothing where node_role is {role}")
-            if wanted and not given:
-                raise ConfigError(name, f"node_role {role} needs {name}")
+        if is_node and not self.serving_bind:
+            raise ConfigError("serving_bind", f"node_role {role} needs serving_bind: where it listens")
+        if role == "router" and not (self.prefill_peers or self.decode_peers):
+            raise ConfigError("prefill_peers", "node_role router needs prefill_peers and decode_peers")
         if role == "none" and (self.node_key or self.node_peers):
             raise ConfigError("node_key", "keys of nodes mean nothing where node_role is none")
         for name, address in self._addresses():

@@ -5,9 +5,12 @@ so a row has one table for a group. A pool is written in place, by the compiled 
 by slabs, and no byte moves when a row joins, leaves or shares.
 """
 
+import copy
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from engine.cache.blocks import Blocks, BlockTable
 from engine.cache.dtype import rounded
@@ -54,11 +57,14 @@ class Pool:
         assert self.values is not None
         return self.keys, self.values
 
-    def copy(self, source: int, target: int) -> list[mx.array]:
-        """Let the block `target` hold what `source` holds; what is to be evaluated for it."""
+    def copy(self, source: int, target: int) -> None:
+        """Let the block `target` hold what `source` holds.
+
+        Written where it lies: MLX would copy the whole pool, since it reads what it writes to.
+        """
         for pool in self.arrays():
-            pool[:, :, _places(target)] = pool[:, :, _places(source)]
-        return list(self.arrays())
+            within = in_place(pool)
+            within[:, :, _places(target)] = within[:, :, _places(source)]
 
     def shrink(self, num_blocks: int) -> None:
         """Give back what is behind the first `num_blocks`."""
@@ -208,14 +214,12 @@ class Pages:
         return written
 
     def copy(self, copies: Sequence[tuple[int, int] | None]) -> None:
-        """Copy a block of each group to another one, in the pools of its layers; evaluated when this returns."""
-        copied: list[mx.array] = []
+        """Copy a block of each group to another one, in the pools of its layers."""
         for pool, group in zip(self.pools, self.group_of, strict=True):
             pair = copies[group]
             if pair is not None and pool.keys is not None:
                 pool.grow(len(self.blocks[group]), *pool.arrays())
-                copied += pool.copy(*pair)
-        mx.eval(copied)
+                pool.copy(*pair)
 
     def room_for_all(self) -> list[mx.array]:
         """The pools of every layer, keys then values, evaluated, with all the blocks that tables name."""
@@ -273,6 +277,18 @@ class Pages:
             blocks.trim()
         for pool, group in zip(self.pools, self.group_of, strict=True):
             pool.shrink(len(self.blocks[group]))
+
+
+def in_place(array: mx.array) -> np.ndarray[Any, Any]:
+    """The very memory of an array, evaluated, as NumPy sees it: bits of what it has no type for.
+
+    What is written to `array` by MLX from here on goes elsewhere, as long as somebody has this.
+    """
+    held = copy.copy(array)  # a name of its own for the memory: `array` may come to stand for another
+    if held.dtype == mx.bfloat16:
+        held = held.view(mx.uint16)
+        mx.eval(held)
+    return np.asarray(held)
 
 
 def _places(block: int) -> slice:

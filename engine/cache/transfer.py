@@ -14,7 +14,7 @@ import numpy as np
 from engine.cache import dtype
 from engine.cache.adapter import SequenceStorage, leaf_caches
 from engine.cache.kinds import LayerKind, leaf_kinds
-from engine.cache.pages import PagedLayer, PagedStorage
+from engine.cache.pages import PagedLayer, PagedStorage, in_place
 from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.rows import DenseLayer, DenseStorage, RowStorage, StateLayer
 from engine.forward import Forward, Span
@@ -139,22 +139,14 @@ def _of_pool(number: int, layer: PagedLayer) -> Iterator[Found]:
 def _sequence(number: int, entry: int, array: mx.array, first: int, runs: Sequence[tuple[int, int]]) -> Found:
     """The tokens of `runs` of keys or values, head by head."""
     heads, dim = array.shape[1], array.shape[3]
-    within = _numbers(array)
+    within = in_place(array)
     parts = [within[0, head, start:stop] for head in range(heads) for start, stop in runs]
     num_tokens = sum(stop - start for start, stop in runs)
     return StoredArray(number, entry, (1, heads, num_tokens, dim), _name(array), first), parts
 
 
 def _whole(number: int, entry: int, array: mx.array) -> Found:
-    return StoredArray(number, entry, array.shape, _name(array)), [np.ascontiguousarray(_numbers(array))]
-
-
-def _numbers(array: mx.array) -> Numbers:
-    """An evaluated array as NumPy sees it, in place; bits of what it has no type for."""
-    if array.dtype == mx.bfloat16:
-        array = array.view(mx.uint16)
-        mx.eval(array)
-    return np.asarray(array)
+    return StoredArray(number, entry, array.shape, _name(array)), [np.ascontiguousarray(in_place(array))]
 
 
 def _name(array: mx.array) -> str:

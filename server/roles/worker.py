@@ -6,6 +6,7 @@ its requests ended.
 """
 
 import asyncio
+import dataclasses
 import hashlib
 import logging
 import secrets
@@ -29,7 +30,7 @@ from server.roles.sockets import Sockets
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 10.0  # after which a router is taken to be gone
+SILENT_S = 5.0  # after which a router is taken to be gone
 LEASE_S = 60.0  # how long a state waits to be fetched
 SENT_S = 0.005  # between two looks at whether bytes have left
 MOST_ARRIVING_BYTES = 1 << 30
@@ -150,7 +151,8 @@ class Worker:
             case wire.Start():
                 self._start(router, message)
             case wire.Expect():
-                self._bridge.warm_up(wire.request_of(message.request, "", vocab_size=self._welcome.vocab_size))
+                expected = wire.request_of(message.request, "", vocab_size=self._welcome.vocab_size)
+                self._bridge.warm_up(dataclasses.replace(expected, resumed=None, grammar=None, hands_over=False))
             case wire.Cancel():
                 if there := self._jobs.get((router, message.number)):
                     self._end(there)

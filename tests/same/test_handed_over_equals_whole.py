@@ -21,7 +21,7 @@ SAMPLINGS = {
 }
 
 
-def run(engine, request, arriving=None):
+def run(engine, request, arriving=None, others=()):
     """The events of one request, as the loop has them; a row that leaves gives everything up at the end."""
     scheduler = Scheduler(engine.plan(), num_slots=2, memory=engine.memory, drafts=engine.drafts)
     row = engine.submit(request)
@@ -40,7 +40,7 @@ def run(engine, request, arriving=None):
         engine.cancel(row)
     assert row.storage is None
     assert not scheduler.slots[0]
-    engine.prompts.check([])
+    engine.prompts.check(others)
     return [event.token for event in events if isinstance(event, Output)], row, events
 
 
@@ -175,4 +175,28 @@ def test_what_leaves_is_read_where_it_lies(tmp_path, backend):
     ]
     for buffer in engine.transfer.departing(row.storage).buffers:
         assert any(np.shares_memory(np.frombuffer(buffer, np.uint8), array) for array in arrays)
+    engine.cancel(row)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_leaves_stays_what_it_is_while_others_run(tmp_path, backend):
+    """Others share its blocks, go on in copies of them, and have the pool grow."""
+    watched = Watched(
+        write_checkpoint(tmp_path / "model"), no_prompt_cache=False, decode_storage_backend=backend, parallel=4,
+        kv_unified=True,
+    )  # fmt: skip
+    engine = watched.engine
+    asked = watched.request("leaves", 43, 4)
+    row = engine.submit(dataclasses.replace(asked, hands_over=True))
+    watched.store(row, 64)
+    departing = engine.transfer.departing(row.storage)
+    before = b"".join(departing.buffers)
+    for number in range(6):
+        prompt = (*asked.prompt[: 30 + 2 * number], *range(number + 1))
+        run(
+            engine,
+            dataclasses.replace(asked, id=str(number), prompt=prompt, max_tokens=60 * number + 1),
+            others=[row],
+        )
+    assert b"".join(departing.buffers) == before
     engine.cancel(row)

@@ -104,6 +104,35 @@ class PagedLayer:
         """The next tokens are in the pool already."""
         self.length += num_tokens
 
+    def put(self, first: int, keys: mx.array, values: mx.array) -> None:
+        """Let the positions from `first` on hold these keys and values, `[1, heads, n, head_dim]` of the pool's
+        type. Written where they belong: MLX scatters by index at a thirtieth of the speed.
+        """
+        self.room(keys, values)
+        self.length = first + keys.shape[2]
+        for pool, new in zip(self.pool.arrays(), (keys, values), strict=True):
+            within, given, at = in_place(pool), in_place(new), 0
+            for start, stop in self.runs(first):
+                within[:, :, start:stop] = given[:, :, at : at + stop - start]
+                at += stop - start
+
+    def runs(self, first: int) -> list[tuple[int, int]]:
+        """Where in the pool the positions from `first` to the last stored are, those together that follow each
+        other there.
+        """
+        runs: list[tuple[int, int]] = []
+        at = first
+        while at < self.length:
+            block, within = divmod(at - self.table.base, BLOCK_TOKENS)
+            count = min(BLOCK_TOKENS - within, self.length - at)
+            start = self.table.numbers[block] * BLOCK_TOKENS + within
+            if runs and runs[-1][1] == start:
+                runs[-1] = runs[-1][0], start + count
+            else:
+                runs.append((start, start + count))
+            at += count
+        return runs
+
     def view(self, first_position: int) -> tuple[mx.array, mx.array]:
         """Keys and values from `first_position` to the last stored, laid together."""
         places = self._places(first_position, self.length)

@@ -15,7 +15,6 @@ from engine.cache import dtype
 from engine.cache.adapter import SequenceStorage, leaf_caches
 from engine.cache.kinds import LayerKind, leaf_kinds
 from engine.cache.pages import PagedLayer, PagedStorage, in_place
-from engine.cache.prefix import BLOCK_TOKENS
 from engine.cache.rows import DenseLayer, DenseStorage, RowStorage, StateLayer
 from engine.forward import Forward, Span
 from engine.handover import Arriving, Departing, Identity, RowState, StoredArray
@@ -117,16 +116,7 @@ def _of_pool(number: int, layer: PagedLayer) -> Iterator[Found]:
     if layer.pool.keys is None:
         return
     base = layer.table.base
-    runs: list[tuple[int, int]] = []
-    left = layer.length - base
-    for block in layer.table.numbers:
-        count = min(left, BLOCK_TOKENS)
-        start = block * BLOCK_TOKENS
-        if runs and runs[-1][1] == start:
-            runs[-1] = runs[-1][0], start + count
-        elif count > 0:
-            runs.append((start, start + count))
-        left -= count
+    runs = layer.runs(base)
     arrays = layer.pool.arrays()
     if len(runs) > MAX_RUNS:
         arrays = layer.view(base)
@@ -188,9 +178,9 @@ def _land_paged(arrays: Sequence[tuple[StoredArray, mx.array]], length: int, sto
     storage.begin_at(first, length)
     for (stored, keys), (_, values) in zip(arrays[::2], arrays[1::2], strict=True):
         layer = leaves[stored.layer]
-        skipped = first[layer.group] - (stored.first or 0)
-        layer.length = first[layer.group]
-        layer.append(keys[:, :, skipped:], values[:, :, skipped:])
+        begins = first[layer.group]
+        skipped = begins - (stored.first or 0)
+        layer.put(begins, keys[:, :, skipped:], values[:, :, skipped:])
 
 
 def _split(state: Any, arrays: list[mx.array]) -> Any:

@@ -1,6 +1,8 @@
 """A router and its nodes as processes: what they answer is what one process answers."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,18 @@ SCHEMA = {
     "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"type": "integer", "maximum": 99}},
     "required": ["name", "age"],
     "additionalProperties": False,
+}
+NUMBERS = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "maximum": 9}, "b": {"type": "integer", "maximum": 9}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        },
+    },
 }
 ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 
@@ -49,10 +63,10 @@ def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield one
 
 
-@pytest.fixture(scope="module")
-def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A client of one process that does it all."""
-    node = Node("alone", [str(model)], tmp_path_factory.mktemp("alone"))
+@contextmanager
+def one_process(model: Path, folder: Path) -> Iterator[httpx2.Client]:
+    """A client of a process that does it all."""
+    node = Node("alone", [str(model)], folder)
     node.start()
     try:
         until(node.healthy, "the server")
@@ -62,26 +76,52 @@ def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         node.kill()
 
 
-def test_every_kind_of_request_is_answered_as_by_one_process(together: Cluster, alone: httpx2.Client) -> None:
-    expected = {name: streamed(alone, CHAT, body) for name, body in BODIES.items()}
-    stop = expected["greedy"]["text"][3:6]
-    bodies = {**BODIES, "stops": said("one", stop=[stop])}
+@pytest.fixture(scope="module")
+def alone(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with one_process(model, tmp_path_factory.mktemp("alone")) as client:
+        yield client
+
+
+def answers_of(alone: httpx2.Client, bodies: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`bodies`, and one that a stop string ends, and what one process answers to each."""
+    expected = {name: streamed(alone, CHAT, body) for name, body in bodies.items()}
+    bodies = {**bodies, "stops": {**bodies["greedy"], "stop": [expected["greedy"]["text"][3:6]]}}
     expected["stops"] = streamed(alone, CHAT, bodies["stops"])
     assert expected["stops"]["reason"] == "stop"
     assert all(answer["done"] for answer in expected.values())
     assert expected["tools"]["calls"]
+    return bodies, expected
+
+
+def assert_answers(together: Cluster, bodies: dict[str, Any], expected: dict[str, Any], *, times: int) -> None:
+    """Each kind of request, one by one and eight at once, is answered as it is to be; and nothing is left."""
     for name, body in bodies.items():
         assert streamed(together.client, CHAT, body) == expected[name], name
     stats = together.stats()
     assert stats["metrics"]["handed_over"] >= len(bodies)
     assert stats["metrics"]["rerouted_requests"] == 0
-    with ThreadPoolExecutor(8) as clients:  # eight at once, each kind three times
-        names = [*bodies] * 3
+    with ThreadPoolExecutor(8) as clients:
+        names = [*bodies] * times
         answers = clients.map(lambda name: streamed(together.client, CHAT, bodies[name]), names)
         for name, answer in zip(names, answers, strict=True):
             assert answer == expected[name], name
     for name in together.nodes:
         until(lambda name=name: together.idle(name), f"{name} idle")
+
+
+def test_every_kind_of_request_is_answered_as_by_one_process(together: Cluster, alone: httpx2.Client) -> None:
+    assert_answers(together, *answers_of(alone, BODIES), times=3)
+
+
+@pytest.mark.real
+def test_a_real_model_is_served_as_by_one_process(real_checkpoint: Path, tmp_path: Path) -> None:
+    kinds = ("greedy", "seeded", "logprobs", "schema", "tools")
+    bodies = {kind: {**BODIES[kind], "max_tokens": min(BODIES[kind]["max_tokens"], 48)} for kind in kinds}
+    bodies["tools"] = said("add two numbers", tools=[NUMBERS], tool_choice="required", max_tokens=48)
+    with one_process(real_checkpoint, tmp_path) as alone:
+        bodies, expected = answers_of(alone, bodies)
+    with cluster(real_checkpoint, tmp_path / "cluster") as together:
+        assert_answers(together, bodies, expected, times=2)
 
 
 def test_a_conversation_goes_where_its_prefix_is(together: Cluster) -> None:

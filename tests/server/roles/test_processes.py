@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.bench.killing import rounds
 from tests.cluster import Cluster, Node, cluster, streamed, until
 from tests.serving import CHAT, COMPLETIONS
 from tests.tiny import write_checkpoint
@@ -158,3 +159,8 @@ def test_bad_requests_are_refused_as_by_one_process(together: Cluster, alone: ht
         ours, theirs = (client.post(CHAT, json=body) for client in (together.client, alone))
         assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json())
         assert ours.status_code == 400
+
+
+def test_whoever_is_killed_under_load_no_answer_is_wrong_and_nothing_is_left(together: Cluster) -> None:
+    outcomes = rounds(together, 3, seed=1)
+    assert outcomes["killed prefill"] == outcomes["killed decode"] == outcomes["killed router"] == 1

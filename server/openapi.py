@@ -50,9 +50,6 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/cache/stats"): Operation("what the prompt cache holds"),
     ("GET", "/v1/internal/draft-policy"): Operation("who drafts, how much is accepted, and which widths pay"),
     ("POST", "/v1/cache/reset"): Operation("drop what the prompt cache holds"),
-    ("GET", "/router/stats"): Operation("a router's nodes, and what it has them do"),
-    ("POST", "/router/nodes/{id}/drain"): Operation("give a router's node nothing new"),
-    ("DELETE", "/router/nodes/{id}/drain"): Operation("let a router's node take part again"),
     ("GET", "/health"): Operation("whether the model is there"),
     ("GET", "/health/ready"): Operation("whether tokens come"),
     ("POST", "/completion"): Operation("the continuation of a text", NativeCompletionBody, generates=True),
@@ -75,17 +72,25 @@ ERRORS: Mapping[Shape, dict[str, Any]] = {
 }
 
 
-def document(*, needs_key: bool) -> dict[str, Any]:
-    """The document, as OpenAPI 3.1 has it; `needs_key`: requests carry an API key."""
+ROUTER_OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/router/stats"): Operation("the nodes, and what they are had to do"),
+    ("POST", "/router/nodes/{id}/drain"): Operation("give a node nothing new"),
+    ("DELETE", "/router/nodes/{id}/drain"): Operation("let a node take part again"),
+}
+
+
+def document(*, needs_key: bool, is_router: bool = False) -> dict[str, Any]:
+    """The document, as OpenAPI 3.1 has it; `needs_key`: requests carry an API key. A router has routes of its own."""
+    operations = {**OPERATIONS, **(ROUTER_OPERATIONS if is_router else {})}
     bodies = sorted(
-        {one.body for one in OPERATIONS.values() if one.body is not None}, key=lambda body: body.__name__
+        {one.body for one in operations.values() if one.body is not None}, key=lambda body: body.__name__
     )
     _, components = msgspec.json.schema_components((*bodies, *ITEMS.values()), ref_template=REFERENCE + "{name}")
     for body in bodies:
         _complete(components[body.__name__], body)
     components |= {_error_name(shape): _error(shape, fields) for shape, fields in ERRORS.items()}
     paths: dict[str, dict[str, Any]] = {}
-    for (method, path), operation in OPERATIONS.items():
+    for (method, path), operation in operations.items():
         described = _described(method, path, operation)
         if needs_key and path in OPEN_PATHS:
             described["security"] = []

@@ -30,7 +30,8 @@ async def ready(request: Request) -> Response:
 
 async def openapi(request: Request) -> Response:
     """What this server understands, as OpenAPI 3.1."""
-    return json_response(document(needs_key=service_of(request).config.needs_key))
+    config = service_of(request).config
+    return json_response(document(needs_key=config.needs_key, is_router=config.node_role == "router"))
 
 
 async def metrics(request: Request) -> Response:

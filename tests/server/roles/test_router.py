@@ -4,8 +4,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import openapi_spec_validator
 import pytest
 
+from server.openapi import OPERATIONS, ROUTER_OPERATIONS
 from server.roles.peer import NodeLost
 from tests.server.roles.parts import Parts, parts, until
 from tests.serving import CHAT, COMPLETIONS, Gate
@@ -178,6 +180,16 @@ async def test_errors_of_nodes_reach_the_client_as_they_are(tiny: Path) -> None:
         del one.decode[0].engine.run
         assert await answer(one)
         await freed(one)
+
+
+async def test_its_document_has_every_route(tiny: Path) -> None:
+    async with parts(tiny) as one:
+        told = (await one.client.get("/openapi.json")).json()
+        openapi_spec_validator.validate(told)
+        paths = {(method.upper(), path) for path, methods in told["paths"].items() for method in methods}
+        assert paths == OPERATIONS.keys() | ROUTER_OPERATIONS.keys()
+        assert (await one.client.get("/v1/cache/stats")).status_code == 501
+        assert (await one.client.get("/slots")).json()[0]["is_processing"] is False
 
 
 def test_a_lost_node_is_an_engine_fault() -> None:

@@ -13,7 +13,7 @@ ROLES = ("none", "prefill", "decode", "router")
 # What an engine does is said to whoever has one: these are the settings of it that a router acts on.
 ROUTER_ENGINE = frozenset({
     "model", "n_predict", "max_queue_depth", "trust_remote_code", "chat_template", "temp", "top_k", "top_p",
-    "min_p", "repeat_penalty", "seed", "loop_detection", "fallback_sampling", "no_prompt_cache",
+    "min_p", "repeat_penalty", "seed", "loop_detection", "fallback_sampling",
 })  # fmt: skip
 
 

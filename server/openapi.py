@@ -80,7 +80,7 @@ ROUTER_OPERATIONS: Mapping[tuple[str, str], Operation] = {
 
 
 def document(*, needs_key: bool, is_router: bool = False) -> dict[str, Any]:
-    """The document, as OpenAPI 3.1 has it; `needs_key`: requests carry an API key. A router has routes of its own."""
+    """The document, as OpenAPI 3.1 has it; `needs_key`: requests carry an API key. A router has further routes."""
     operations = {**OPERATIONS, **(ROUTER_OPERATIONS if is_router else {})}
     bodies = sorted(
         {one.body for one in operations.values() if one.body is not None}, key=lambda body: body.__name__

@@ -54,7 +54,13 @@ class Node:
         self._sockets = Sockets(self._keys)
         self._sockets.start()
         try:
-            self.worker = Worker(bridge, self._sockets, self._config.serving_bind, self._config.node_role)
+            self.worker = Worker(
+                bridge,
+                self._sockets,
+                self._config.serving_bind,
+                self._config.node_role,
+                keeps=not self._config.engine.no_prompt_cache,
+            )
         except ConfigError as fault:
             on_fault(fault)
             return

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 PING_S = 0.5
 LOST_S = 10.0  # of silence, where the connection has not broken before
+STALLED_S = 60.0  # without a token or a piece, though it has requests
 Role = Literal["prefill", "decode"]
 Inbox = asyncio.Queue["wire.ToRouter | NodeLost"]
 
@@ -68,7 +69,10 @@ class Peer:
     @property
     def takes(self) -> bool:
         """Whether it may be given something new."""
-        return self.is_up and not self.drains and not (self.pong is not None and self.pong.drains)
+        pong = self.pong
+        return (
+            self.is_up and not self.drains and pong is not None and not (pong.drains or pong.silent_s > STALLED_S)
+        )
 
     @property
     def load(self) -> int:
@@ -155,15 +159,25 @@ class Peer:
             case wire.Welcome():
                 self._meet(message)
             case wire.Pong():
-                if self.welcome is not None and message.boot != self.welcome.boot:
-                    self._lose("it has begun anew")
-                else:
-                    self.pong = message
+                self._hear(message)
             case _:
                 if inbox := self._inboxes.get(message.number):
                     inbox.put_nowait(message)
                 elif not isinstance(message, wire.Ended):
                     self.say(wire.Cancel(message.number))  # what nobody follows any more
+
+    def _hear(self, pong: wire.Pong) -> None:
+        """Note how it is."""
+        if self.welcome is None:
+            return
+        if pong.boot != self.welcome.boot:
+            self._lose("it has begun anew")
+            return
+        is_news, self.pong = not self.takes, pong
+        if pong.silent_s > STALLED_S and self._inboxes:
+            self._lose(f"for {pong.silent_s:.0f} s nothing has come of its requests")
+        elif is_news and self.takes:
+            self._on_change(self)
 
     def _meet(self, welcome: wire.Welcome) -> None:
         """Take it in, if it is of use here."""
@@ -177,4 +191,4 @@ class Peer:
             return
         self.welcome, self.refused = welcome, ""
         log.info("%s at %s is there", self.name, self.address)
-        self._on_change(self)
+        self._send(wire.Ping())  # what it takes is known when it has answered

@@ -242,7 +242,9 @@ class Router:
     def _changed(self, peer: Peer) -> None:
         """A node has come or gone."""
         self.course.changed(peer)
-        there = {role: [p.welcome for p in self.peers if p.role == role and p.welcome] for role in ROLES}
+        there = {
+            role: [p.welcome for p in self.peers if p.role == role and p.takes and p.welcome] for role in ROLES
+        }
         if self.model is None and all(there[role] or not self._addresses[role] for role in ROLES):
             self.model = self._known([welcome for role in ROLES for welcome in there[role]])
             self._on_state()

@@ -17,7 +17,7 @@ from typing import Any
 
 import zmq
 
-from engine.errors import EngineStopped, MlxcelError, StepFailed
+from engine.errors import EngineStopped, MlxcelError, QueueFull, StepFailed
 from engine.handover import Arriving, Departing
 from engine.loop import ServedModel, Ticket
 from engine.request import Event, Failed, Handed, Output, Progress
@@ -34,7 +34,6 @@ SILENT_S = 5.0  # after which a router is taken to be gone
 LEASE_S = 60.0  # how long a state waits to be fetched
 SENT_S = 0.005  # between two looks at whether bytes have left
 MOST_ARRIVING_BYTES = 1 << 30
-MAX_JOBS = 4096
 
 
 @dataclass(eq=False, slots=True)
@@ -53,10 +52,11 @@ class _Job:
 
 
 class Worker:
-    """Serves routers over `sockets`, at `address`. `boot` names this run of the process."""
+    """Serves routers over `sockets`, at `address`. `keeps`: the engine has a prompt cache."""
 
-    def __init__(self, bridge: Bridge, sockets: Sockets, address: str, role: str) -> None:
+    def __init__(self, bridge: Bridge, sockets: Sockets, address: str, role: str, *, keeps: bool) -> None:
         self._bridge = bridge
+        self._keeps = keeps
         self._sockets = sockets
         self._role = role
         self._boot = secrets.token_hex(8)
@@ -152,7 +152,9 @@ class Worker:
                 self._start(router, message)
             case wire.Expect():
                 expected = wire.request_of(message.request, "", vocab_size=self._welcome.vocab_size)
-                self._bridge.warm_up(dataclasses.replace(expected, resumed=None, grammar=None, hands_over=False))
+                if self._keeps:
+                    bare = dataclasses.replace(expected, resumed=None, grammar=None, hands_over=False)
+                    self._bridge.warm_up(bare)
             case wire.Cancel():
                 if there := self._jobs.get((router, message.number)):
                     self._end(there)
@@ -169,11 +171,14 @@ class Worker:
 
     def _start(self, router: bytes, start: wire.Start) -> None:
         assert self._welcome is not None, "nothing is taken before the model is there"
-        if (router, start.number) in self._jobs or len(self._jobs) >= MAX_JOBS:
-            raise wire.Refused("a request with the number of one that runs, or one too many")
+        if (router, start.number) in self._jobs:
+            raise wire.Refused("a request with the number of one that runs")
         request = wire.request_of(start.request, start.begun, vocab_size=self._welcome.vocab_size)
         if self._drains:
             self._say(router, wire.Ended.of(start.number, EngineStopped("the node takes nothing new")))
+            return
+        if len(self._jobs) >= self._bridge.capacity:
+            self._say(router, wire.Ended.of(start.number, QueueFull("as many requests wait as may")))
             return
         job = _Job(router, start.number)
         self._jobs[router, start.number] = job

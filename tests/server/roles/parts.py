@@ -46,7 +46,7 @@ class Parts:
         return await self.client.post(path, json=body)
 
     async def up(self) -> None:
-        await until(lambda: self.router.model and all(peer.is_up for peer in self.router.peers), "every node")
+        await until(lambda: self.router.model and all(peer.takes for peer in self.router.peers), "every node")
 
 
 @asynccontextmanager

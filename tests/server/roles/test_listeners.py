@@ -94,6 +94,7 @@ async def test_messages_that_are_none_are_counted_and_the_node_goes_on(tiny: Pat
         finally:
             context.destroy(linger=0)
         await until(lambda: not worker._jobs, "what the stranger has begun is ended")
+        await one.decode[0].warmed_up()
 
 
 async def test_a_state_that_does_not_fit_is_refused_and_the_row_computed_again(tiny: Path) -> None:

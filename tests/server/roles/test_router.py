@@ -105,6 +105,22 @@ async def test_a_node_that_is_lost_costs_no_token(tiny: Path, role: str) -> None
         await freed(one)
 
 
+async def test_a_node_of_which_nothing_comes_is_left(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate()
+    async with parts(tiny, prefill=2, gates={"prefill": gate}) as one:
+        expected = await answer(one)
+        gate.shut()
+        asking = asyncio.create_task(answer(one))
+        busy = await until(lambda: [s for s in one.prefill if one.worker(s)._jobs], "a node has the request")
+        monkeypatch.setattr(busy[0].app.state.service.bridge._loop, "silent_s", lambda: 100.0)
+        await until(lambda: one.router.stats(addresses=False)["metrics"]["rerouted_requests"], "it is left")
+        peer = next(peer for peer in one.router.peers if peer.address == one.worker(busy[0]).address)
+        await until(lambda: peer.pong, "it answers again")
+        assert not peer.takes
+        gate.open()
+        assert await asking == expected
+
+
 async def test_a_node_that_drains_gets_nothing_new_and_loses_nobody(tiny: Path) -> None:
     gate = Gate()
     async with parts(tiny, decode=2, gates={"decode": gate}) as one:

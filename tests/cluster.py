@@ -45,6 +45,7 @@ class Node:
         self._arguments = [*arguments, "--port", str(self.port)]
         self._log = folder / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self.codes: list[int] = []  # that it has ended with by itself, when it was told to
 
     @property
     def url(self) -> str:
@@ -70,7 +71,9 @@ class Node:
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(PATIENCE_S)
+        code = self._process.wait(PATIENCE_S)
+        if number != signal.SIGKILL:
+            self.codes.append(code)
 
     def healthy(self) -> bool:
         assert self.is_running, f"{self.name} has ended:\n{self.said()}"

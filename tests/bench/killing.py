@@ -8,6 +8,7 @@ connection; whoever survives has to end without a row and without a block. `pyth
 import argparse
 import json
 import random
+import signal
 import tempfile
 import threading
 import time
@@ -50,29 +51,35 @@ def difference(number: int, answer: dict[str, Any], expected: dict[str, Any]) ->
     return f"request {number} differs in {wrong}, at {at} of {len(theirs)}: {said}"
 
 
-def strike(one: Cluster, expected: list[dict[str, Any]], name: str, delay_s: float) -> Counter[str]:
-    """One round: load, a kill, and what came of every request. Raises AssertionError for anything wrong."""
+def strike(
+    one: Cluster,
+    expected: list[dict[str, Any]],
+    name: str,
+    delay_s: float,
+    number: signal.Signals = signal.SIGKILL,
+) -> Counter[str]:
+    """One round: load, a signal, and what came of every request. Raises AssertionError for anything wrong."""
     asked, struck, outcomes = bodies(), threading.Event(), Counter[str]()
 
-    def ask(number: int) -> None:
+    def ask(client: int) -> None:
         while True:
             after = struck.is_set()
             try:
-                answer = streamed(one.client, "/v1/chat/completions", asked[number])
+                answer = streamed(one.client, "/v1/chat/completions", asked[client])
             except httpx2.TransportError:
                 assert name == "router", "a connection to the router broke"
                 outcomes["broken"] += 1
                 return
-            assert answer == expected[number], difference(number, answer, expected[number])
+            assert answer == expected[client], difference(client, answer, expected[client])
             outcomes["right"] += 1
             if after:
                 return
 
     node = one.router if name == "router" else one.nodes[name]
     with ThreadPoolExecutor(CLIENTS) as clients:
-        running = [clients.submit(ask, number) for number in range(CLIENTS)]
+        running = [clients.submit(ask, client) for client in range(CLIENTS)]
         time.sleep(delay_s)
-        node.kill()
+        node.kill(number)
         struck.set()
         for future in running:
             future.result()
@@ -84,13 +91,19 @@ def strike(one: Cluster, expected: list[dict[str, Any]], name: str, delay_s: flo
     return outcomes
 
 
+def answers(one: Cluster) -> list[dict[str, Any]]:
+    """What each request is to be answered, asked one by one."""
+    expected = [streamed(one.client, "/v1/chat/completions", body) for body in bodies()]
+    assert all(answer["done"] and not answer["errors"] for answer in expected)
+    return expected
+
+
 def rounds(
     one: Cluster, num_rounds: int, seed: int, roles: Sequence[str] = ("prefill", "decode", "router")
 ) -> Counter[str]:
     """So many rounds, each role in turn; what came of all requests."""
     chance = random.Random(seed)
-    expected = [streamed(one.client, "/v1/chat/completions", body) for body in bodies()]
-    assert all(answer["done"] and not answer["errors"] for answer in expected)
+    expected = answers(one)
     total: Counter[str] = Counter()
     for number in range(num_rounds):
         role = roles[number % len(roles)]

@@ -1,5 +1,6 @@
 """A router and its nodes as processes: what they answer is what one process answers."""
 
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.bench.killing import rounds
+from tests.bench.killing import answers, rounds, strike
 from tests.cluster import Cluster, Node, cluster, streamed, until
 from tests.serving import CHAT, COMPLETIONS
 from tests.tiny import write_checkpoint
@@ -164,3 +165,9 @@ def test_bad_requests_are_refused_as_by_one_process(together: Cluster, alone: ht
 def test_whoever_is_killed_under_load_no_answer_is_wrong_and_nothing_is_left(together: Cluster) -> None:
     outcomes = rounds(together, 3, seed=1)
     assert outcomes["killed prefill"] == outcomes["killed decode"] == outcomes["killed router"] == 1
+
+
+def test_a_node_that_is_told_to_stop_costs_nobody_a_token(together: Cluster) -> None:
+    outcomes = strike(together, answers(together), "decode-1", 0.3, signal.SIGTERM)
+    assert outcomes["right"] >= 8
+    assert together.nodes["decode-1"].codes == [0]

@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from engine.request import Loops, Sampling
 from engine.size import AUTO, Bound, Size
 
+SPLITS = ("auto", "tensor", "pipeline")
 STORAGE_BACKENDS = ("auto", "dense", "paged")
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 DRAFT_KINDS = ("auto", "draft", "prompt-lookup", "mtp")
@@ -83,6 +84,17 @@ def check_bounds(config: Any) -> None:
         if said is None or value is None:
             continue
         said.check(field.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among the `num_ranks` that MLX's launcher has started together; `host` is an address at which
+    the others reach rank 0.
+    """
+
+    rank: int
+    num_ranks: int
+    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +217,14 @@ class EngineConfig:
         "end answers that go round in circles; MIN,MAX,COUNT: when COUNT times the same MIN to MAX tokens came in "
         f"a row; on: {','.join(map(str, LOOPS))}",
     )
+    split: str = setting(
+        "auto",
+        "how a model is split over the ranks of mlx.launch; tensor: each has a part of every layer; pipeline: "
+        "each has some layers; auto: tensor where family and sizes allow it, else pipeline",
+        choices=SPLITS,
+    )
     fallback_sampling: Sampling = GREEDY
+    ranks: Ranks | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -215,6 +234,12 @@ class EngineConfig:
             raise ConfigError("n_predict", "n_predict must be -1 (no bound) or at least 1, not 0")
         if self.no_batch and self.parallel > 1:
             raise ConfigError("no_batch", f"no_batch runs one request at a time, but parallel is {self.parallel}")
+        if self.split != "auto" and self.ranks is None:
+            raise ConfigError(
+                "split",
+                f"split {self.split} is for several ranks, and this process is alone",
+                hint="mlx.launch -n 2 -- mlxcel serve MODEL starts two",
+            )
         _ = self.loops, self.drafting  # for what they raise
 
     @property

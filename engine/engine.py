@@ -26,7 +26,7 @@ from engine.model.store import default_home
 from engine.notes import cache_note, context_note, mixing_notes
 from engine.opening import Opening
 from engine.plan import Held, Piece, PrefillPlan, Tick
-from engine.probe import Verdict, Verdicts, forward_by
+from engine.probe import ChooseForward, Verdict, Verdicts, forward_by
 from engine.remembered import Remembered
 from engine.request import (
     CacheStats,
@@ -58,7 +58,7 @@ class Engine:
     """One model that continues rows. `verdict` is an earlier probe's, if there was one; `drafter` is there where
     `config` has a draft model, and `kernels` says what runs, in words.
 
-    `sampler` is the sampler step; tests put a script in its place.
+    `sampler` is the sampler step; tests put a script in its place. `choose_forward` is given the verdict.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Engine:
         drafter: Drafter | None = None,
         kernels: str = "portable",
         sampler: Sampler = sample,
+        choose_forward: ChooseForward = forward_by,
     ) -> None:
         adapter.self_test()
         adapter.install_attention()
@@ -80,7 +81,7 @@ class Engine:
         self.language = Language.of(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
         self._finish = FinishStep(self.language.tokens.decode, loaded.eos_token_ids)
         self._masks = Masks()
-        self._forward, verdict = forward_by(verdict, loaded.model, loaded.vocab_size)
+        self._forward, verdict = choose_forward(verdict, loaded.model, loaded.vocab_size)
         self.verdict = verdict
         if config.cache_dtype != "auto" and not self._forward.stores:
             raise ConfigError(

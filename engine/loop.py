@@ -121,8 +121,9 @@ class Ticket:
 class EngineLoop:
     """Runs one engine. `post` is called once per tick with a function that delivers the tick's events.
 
-    The default runs it at once; a server has it run on its own event loop, one wake-up for all rows. `clock` gives
-    seconds and is what `metrics` are measured by.
+    The default runs it at once; a server has it run on its own event loop, one wake-up for all rows. `watch` is
+    given `fail` when the loop starts, for whoever sees from outside that it cannot go on. `clock` gives seconds
+    and is what `metrics` are measured by.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class EngineLoop:
         open_engine: Callable[[EngineConfig], "Engine"] = open_engine,
         post: Callable[[Callable[[], None]], None] = lambda deliver: deliver(),
         on_state: Callable[[], None] = lambda: None,
+        watch: Callable[[Callable[[MlxcelError], None]], None] = lambda fail: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -141,6 +143,7 @@ class EngineLoop:
         self._open = open_engine
         self._post = post
         self._on_state = on_state
+        self._watch = watch
         self._clock = clock
         self._scheduler: Scheduler | None = None
         self._warm_ups: WarmUps | None = None
@@ -169,6 +172,7 @@ class EngineLoop:
         again by then, and C++ aborts when that happens within it.
         """
         atexit.register(self.stop)
+        self._watch(self.fail)
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:
@@ -180,6 +184,13 @@ class EngineLoop:
             self._thread.join(timeout_s)
         if not self._thread.is_alive():
             atexit.unregister(self.stop)
+
+    def fail(self, fault: MlxcelError) -> None:
+        """End all rows by `fault`, from any thread: the engine's own may never come back to hear of it."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._die(fault)
 
     def submit(
         self,

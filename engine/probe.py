@@ -42,6 +42,9 @@ class Verdict:
     tokens_per_s: float
 
 
+ChooseForward = Callable[[Verdict | None, Any, int], tuple[Forward, Verdict]]
+
+
 def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
     """Try the modes in their order. Raises ModelError for a model that cannot even be run one row at a time."""
     selection = select_before_head(model, vocab_size)

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import json
 import math
 import os
 import tomllib
@@ -20,7 +21,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from engine.config import EngineConfig, Setting, setting_of
+from engine.config import EngineConfig, Ranks, Setting, setting_of
 from engine.errors import ConfigError, UserError
 from engine.size import Bound, Size
 from server.config import ServerConfig
@@ -194,6 +195,36 @@ def value_of(name: str, text: str) -> Any:
     value = _parsed(row.kind, text, name, name)
     row.said.check(name, value)
     return value
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Ranks | None:
+    """This process among those that `mlx.launch` has started together, or None where it is alone.
+
+    Raises UserError where what MLX is told about the others cannot be read, or where MPI has started them.
+    """
+    if "MLX_RANK" not in environment:
+        if environment.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
+            raise UserError("ranks that MPI starts cannot be joined", hint="mlx.launch --backend ring starts some")
+        return None
+    try:
+        hosts = _hosts_of_ranks(environment)
+        num_ranks = int(environment.get("MLX_WORLD_SIZE", len(hosts)))
+        ranks = Ranks(int(environment["MLX_RANK"]), num_ranks, hosts[0] if hosts else "127.0.0.1")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"what mlx.launch says of the ranks cannot be read: {error}") from None
+    return ranks if num_ranks > 1 else None
+
+
+def _hosts_of_ranks(environment: Mapping[str, str]) -> list[str]:
+    """A host for each rank, as far as they are told: at least that of rank 0, where several are."""
+    if "MLX_HOSTFILE" in environment:  # the ring's: addresses of each rank
+        text = Path(environment["MLX_HOSTFILE"]).read_text("utf-8").strip()
+        addresses = [of_rank[0] if isinstance(of_rank, list) else of_rank for of_rank in json.loads(text or "[]")]
+        return [address.rpartition(":")[0].strip("[]") for address in addresses]
+    if "MLX_IBV_DEVICES" in environment:  # jaccl's: the devices of each rank
+        devices = json.loads(Path(environment["MLX_IBV_DEVICES"]).read_text("utf-8"))
+        return [environment["MLX_JACCL_COORDINATOR"].rpartition(":")[0].strip("[]")] * len(devices)
+    return [environment["NCCL_HOST_IP"]] if "NCCL_HOST_IP" in environment else []
 
 
 def user_data_dir(environment: Mapping[str, str] = os.environ) -> Path:

@@ -10,6 +10,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -24,11 +25,13 @@ GRACE_S = 5  # for what still runs when the server is told to stop
 ENDING_S = 5  # for what was ended then
 
 
-def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address: None) -> int:
+def serve(
+    config: ServerConfig, on_ready: Callable[[str], None] = lambda address: None, **loop_options: Any
+) -> int:
     """Serve until told to stop; return the exit code. Raises ConfigError where the address cannot be had.
 
     `on_ready` gets the address once it accepts connections. An engine that is gone for good ends the server
-    with code 1.
+    with code 1. `loop_options` reach the `EngineLoop`.
     """
     faults: list[MlxcelError] = []
 
@@ -36,7 +39,7 @@ def serve(config: ServerConfig, on_ready: Callable[[str], None] = lambda address
         faults.append(fault)
         server.should_exit = True
 
-    app = make_app(config, on_fault=end)
+    app = make_app(config, on_fault=end, **loop_options)
     listener, address = _listen(config)
     server = _Server(
         uvicorn.Config(

@@ -60,7 +60,7 @@ def list_view(views: Sequence[Any]) -> CacheList:
 class SequenceStorage:
     """A row's state in mlx-lm's own single-sequence caches, for families that spans cannot serve."""
 
-    __slots__ = ("caches", "length")
+    __slots__ = ("__weakref__", "caches", "length")
 
     def __init__(self, model: Any) -> None:
         self.caches = make_prompt_cache(model)

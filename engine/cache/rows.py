@@ -206,7 +206,7 @@ class DenseStorage:
     behind all that is stored, `[1, vocab]`, where somebody is to go on from here without them.
     """
 
-    __slots__ = ("layers", "length", "logits")
+    __slots__ = ("__weakref__", "layers", "length", "logits")
 
     def __init__(self, kinds: Sequence[LayerKind], dtype: mx.Dtype | None = None, spare_tokens: int = 0) -> None:
         self.layers = [new_layer(kind, lambda kind: DenseLayer(kind, dtype, spare_tokens)) for kind in kinds]

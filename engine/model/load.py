@@ -4,7 +4,7 @@ Runs on the thread that owns MLX. It decides what ends an answer; it fetches not
 a checkpoint unless it was told that it may. How weights lie in memory is `placement`'s to say.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -61,12 +61,14 @@ def load(
     adapter: Path | None = None,
     compiled: bool = False,
     lazy: bool = False,
+    split: Callable[[Any], None] = lambda model: None,
 ) -> LoadedModel:
     """Load the checkpoint folder `path`, weights evaluated. `chat_template` is a Jinja file that replaces its own.
 
     `adapter` is a folder with mlx-lm's LoRA or DoRA weights, which are applied to the model in memory. `compiled`
     says that the compiled kernels run here: the model's leaves are handed to them. With `lazy` the weights stay on
-    the disk, as they are there: nothing is decided about them and no note says so.
+    the disk, as they are there: nothing is decided about them and no note says so. `split` leaves in the model,
+    which is not read yet, what this process is to hold of it.
 
     An `auto_map` alone is no reason to refuse: mlx-lm never runs it, and most tokenizers load without it.
 
@@ -78,7 +80,8 @@ def load(
     if written.get("model_file") is not None and not trust_remote_code:
         raise UntrustedCode(f"{path} asks to run its own Python, {written['model_file']}", hint=TRUST_HINT)
     generation = generation_config(path)
-    model, config = _load_model(path, trust_remote_code)
+    model, config = open_model(path, trust_remote_code)
+    split(model)
     tokenizer = load_tokenizer_of(path, config, trust_remote_code)
     if chat_template is not None:
         replace_template(tokenizer, chat_template)
@@ -106,7 +109,7 @@ def load(
     )
 
 
-def _load_model(path: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
+def open_model(path: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
     """The model, its weights not read yet, and the configuration as mlx-lm completes it."""
     try:
         model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
@@ -208,14 +211,14 @@ def _apply_adapter(model: Any, folder: Path) -> str:
     return f"adapter: {folder}, {len(layers)} layers {how}" if layers else f"adapter: {folder}, whole weights"
 
 
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """The language model's own part of a multimodal configuration, over the rest of it."""
     text = config.get("text_config")
     return {**config, **text} if isinstance(text, dict) else config
 
 
 def _context_length(config: dict[str, Any]) -> int | None:
-    text = _text_config(config)
+    text = text_config(config)
     return next((text[name] for name in CONTEXT_FIELDS if _is_count(text.get(name))), None)
 
 
@@ -226,7 +229,7 @@ def _is_count(value: Any) -> bool:
 def _vocab_size(config: dict[str, Any], model: Any, tokenizer: Any) -> int:
     """Rows of the logits: as configured, else as the model's arguments default to, else the tokenizer's length."""
     arguments = getattr(model, "args", None)
-    for value in (_text_config(config).get("vocab_size"), getattr(arguments, "vocab_size", None)):
+    for value in (text_config(config).get("vocab_size"), getattr(arguments, "vocab_size", None)):
         if isinstance(value, int) and value > 0:
             return value
     return len(tokenizer)
@@ -242,7 +245,7 @@ def end_tokens(config: dict[str, Any], generation: dict[str, Any], tokenizer: An
     ids: set[int] = set()
     for value in (
         config.get("eos_token_id"),
-        _text_config(config).get("eos_token_id"),
+        text_config(config).get("eos_token_id"),
         generation.get("eos_token_id"),
         tokenizer.eos_token_id,
         list(tokenizer.eos_token_ids),

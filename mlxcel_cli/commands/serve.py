@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from engine.config import SERVE_SAMPLING, EngineConfig
+from engine.ranks.settings import over_ranks
 from mlxcel_cli import checkpoint, config, render
 from mlxcel_cli.commands.options import ConfigFile, Model, ModelOption
 from server.config import ServerConfig
@@ -15,6 +16,7 @@ EXAMPLE = """\b
 Examples:
   mlxcel serve smollm2-135m --port 8080
   mlxcel serve -m ./my-model --host /tmp/mlxcel.sock
+  mlx.launch -n 2 -- mlxcel serve ./my-model
 
 Every flag has an environment twin (--ctx-size: MLXCEL_CTX_SIZE) and the same name in the config file.
 """
@@ -30,7 +32,9 @@ def serve(
     """Serve a model over HTTP to many clients, with OpenAI's routes."""
     settings = config.settle(flags, model=checkpoint.named(model, model_option), file=config_file)
     reference = checkpoint.chosen(settings)
-    engine = settings.engine(Path(reference), fallback_sampling=SERVE_SAMPLING)
+    ranks = config.launched()
+    engine = settings.engine(Path(reference), fallback_sampling=SERVE_SAMPLING, ranks=ranks)
+    engine = engine if ranks is None else over_ranks(engine)
     server = checkpoint.in_place(settings.server(reference, engine))
 
     from server import logs
@@ -38,4 +42,14 @@ def serve(
 
     logging.basicConfig(level=server.log_level.upper(), handlers=[logs.handler(server.log_format)])
     say = logging.getLogger(__name__).info if server.log_format == "json" else render.say
-    raise typer.Exit(run_server(server, lambda address: say(f"{server.served_name} is served at {address}")))
+    part: Any = None
+    if ranks is not None:
+        from engine.ranks.join import join
+
+        part = join(server.engine)
+        if ranks.rank:
+            raise typer.Exit(part.follow())
+    options = {} if part is None else {"open_engine": part.open, "watch": part.watch}
+    raise typer.Exit(
+        run_server(server, lambda address: say(f"{server.served_name} is served at {address}"), **options)
+    )

@@ -1,0 +1,97 @@
+"""How a model is split over ranks: by tensors or by layers, as its mlx-lm class can and its sizes allow.
+
+What cannot be is refused here by name, from the configuration and before anything is sent: mlx-lm divides without
+looking, and what comes of it fails far from the cause. Weights are not read until each rank holds its part alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from engine.errors import ConfigError, UnsupportedModel
+from engine.model.load import text_config
+
+Kind = Literal["tensor", "pipeline"]
+KINDS: tuple[Kind, ...] = get_args(Kind)  # the first is preferred
+# What tensor parallelism divides among ranks, by its name in configurations.
+DIVIDED = (
+    "num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads",
+    "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How the model of the `family` is split over `num_ranks`."""
+
+    kind: Kind
+    num_ranks: int
+    family: str
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether rows run one after the other: what ranks send each other as parts of two rows' graphs comes in
+        no order that they agree on.
+        """
+        return self.kind == "pipeline"
+
+    @property
+    def note(self) -> str:
+        how = "tensor parallel" if self.kind == "tensor" else "pipeline of layers"
+        can = "shards" if self.kind == "tensor" else "pipelines"
+        return f"ranks: {self.num_ranks}, {how} ({self.family} {can})"
+
+    def apply(self, model: Any, group: Any) -> None:
+        """Leave in `model`, whose weights are not read, the part of this process in MLX's `group`.
+
+        Raises UnsupportedModel where a layer cannot be cut.
+        """
+        try:
+            if self.kind == "tensor":
+                model.shard(group)
+            else:
+                model.model.pipeline(group)
+        except Exception as fault:  # a model's own code may raise anything
+            said = " ".join(str(fault).split())[:200]
+            raise UnsupportedModel(f"{self.family} cannot be split over {self.num_ranks} ranks: {said}") from fault
+
+
+def split_of(model: Any, config: Mapping[str, Any], num_ranks: int, wanted: str) -> Split:
+    """The split of `model`, whose checkpoint says `config`: the one that is `wanted`, or with `auto` by tensors if
+    that can be and by layers if not. Raises ConfigError for a wanted one that cannot be, else UnsupportedModel.
+    """
+    family = str(config.get("model_type"))
+    refusals = {"tensor": _no_tensors(model, config, num_ranks), "pipeline": _no_pipeline(model, num_ranks)}
+    can = [kind for kind in KINDS if refusals[kind] is None]
+    for kind in can:
+        if wanted in ("auto", kind):
+            return Split(kind, num_ranks, family)
+    if wanted == "auto":
+        reasons = "; ".join(f"{kind}: {refusals[kind]}" for kind in KINDS)
+        raise UnsupportedModel(f"{family} cannot be split over {num_ranks} ranks ({reasons})")
+    said = f"{family} has no {wanted} split over {num_ranks} ranks: {refusals[wanted]}"
+    raise ConfigError("split", said, hint=f"--split {can[0]} can be" if can else "")
+
+
+def _no_tensors(model: Any, config: Mapping[str, Any], num_ranks: int) -> str | None:
+    """Why the model's tensors cannot be divided among so many ranks, or None."""
+    if not hasattr(model, "shard"):
+        return "its mlx-lm class does not shard"
+    said = text_config(dict(config))
+    # Latent attention has no heads of keys, whatever its configuration repeats.
+    ignored = {"num_key_value_heads"} if said.get("kv_lora_rank") else set()
+    uneven = [
+        f"{name} is {said[name]}"
+        for name in DIVIDED
+        if name not in ignored and isinstance(said.get(name), int) and said[name] % num_ranks
+    ]
+    return f"{', '.join(uneven)}, which {num_ranks} does not divide" if uneven else None
+
+
+def _no_pipeline(model: Any, num_ranks: int) -> str | None:
+    """Why the model's layers cannot be dealt to so many ranks, or None."""
+    inner: Any = getattr(model, "model", None)
+    if not hasattr(inner, "pipeline"):
+        return "its mlx-lm class does not pipeline"
+    num_layers = len(inner.layers)
+    return f"it has {num_layers} layers" if num_layers < num_ranks else None

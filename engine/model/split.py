@@ -52,13 +52,15 @@ class Split:
             else:
                 model.model.pipeline(group)
         except Exception as fault:  # a model's own code may raise anything
-            said = " ".join(str(fault).split())[:200]
-            raise UnsupportedModel(f"{self.family} cannot be split over {self.num_ranks} ranks: {said}") from fault
+            said = f"{self.family} cannot be split over {self.num_ranks} ranks: {_first_words(fault)}"
+            raise UnsupportedModel(said) from fault
 
 
 def split_of(model: Any, config: Mapping[str, Any], num_ranks: int, wanted: str) -> Split:
     """The split of `model`, whose checkpoint says `config`: the one that is `wanted`, or with `auto` by tensors if
-    that can be and by layers if not. Raises ConfigError for a wanted one that cannot be, else UnsupportedModel.
+    that can be and by layers if not. The model is tried on, not to be used again.
+
+    Raises ConfigError for a wanted split that cannot be, else UnsupportedModel.
     """
     family = str(config.get("model_type"))
     refusals = {"tensor": _no_tensors(model, config, num_ranks), "pipeline": _no_pipeline(model, num_ranks)}
@@ -85,7 +87,13 @@ def _no_tensors(model: Any, config: Mapping[str, Any], num_ranks: int) -> str | 
         for name in DIVIDED
         if name not in ignored and isinstance(said.get(name), int) and said[name] % num_ranks
     ]
-    return f"{', '.join(uneven)}, which {num_ranks} does not divide" if uneven else None
+    if uneven:
+        return f"{', '.join(uneven)}, which {num_ranks} does not divide"
+    try:
+        model.shard(_NoRanks(num_ranks))
+    except Exception as fault:  # noqa: BLE001 - a model's own code may raise anything, and says what does not divide
+        return _first_words(fault)
+    return None
 
 
 def _no_pipeline(model: Any, num_ranks: int) -> str | None:
@@ -95,3 +103,20 @@ def _no_pipeline(model: Any, num_ranks: int) -> str | None:
         return "its mlx-lm class does not pipeline"
     num_layers = len(inner.layers)
     return f"it has {num_layers} layers" if num_layers < num_ranks else None
+
+
+@dataclass(frozen=True, slots=True)
+class _NoRanks:
+    """Stands for a group of MLX's while shapes are tried: it answers, and sends nothing."""
+
+    num_ranks: int
+
+    def rank(self) -> int:
+        return self.num_ranks - 1
+
+    def size(self) -> int:
+        return self.num_ranks
+
+
+def _first_words(fault: Exception) -> str:
+    return " ".join(str(fault).split())[:200] or type(fault).__name__

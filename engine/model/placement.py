@@ -9,6 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx.nn.layers.distributed import (
+    AllToShardedLinear,
+    QuantizedAllToShardedLinear,
+    QuantizedShardedToAllLinear,
+    ShardedToAllLinear,
+)
 from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
@@ -21,10 +27,17 @@ from engine.model.memory import available_bytes, human_bytes
 
 EXPANDED_SHARE = 0.75
 
-_UNPACKED: dict[type, Callable[[], Any]] = {
-    QuantizedLinear: lambda: Linear(1, 1, bias=False),
-    QuantizedEmbedding: lambda: Embedding(1, 1),
-    QuantizedSwitchLinear: lambda: SwitchLinear(1, 1, 1, bias=False),
+# What takes the place of a packed layer, for its weight to be put into; of a rank's part, with the same group.
+_UNPACKED: dict[type, Callable[[Any], Any]] = {
+    QuantizedLinear: lambda packed: Linear(1, 1, bias=False),
+    QuantizedEmbedding: lambda packed: Embedding(1, 1),
+    QuantizedSwitchLinear: lambda packed: SwitchLinear(1, 1, 1, bias=False),
+    QuantizedAllToShardedLinear: lambda packed: AllToShardedLinear(
+        1, packed.group.size(), bias=False, group=packed.group
+    ),
+    QuantizedShardedToAllLinear: lambda packed: ShardedToAllLinear(
+        packed.group.size(), 1, bias=False, group=packed.group
+    ),
 }
 
 
@@ -194,7 +207,7 @@ def _expand(model: Any, packed: dict[str, Any]) -> None:
     """Replace every packed layer by a float32 one, evaluated alone so that its packed form is freed at once."""
     for name in list(packed):
         module = packed.pop(name)
-        layer = _UNPACKED[type(module)]()
+        layer = _UNPACKED[type(module)](module)
         layer.weight = _expanded_weight(module)
         if "bias" in module:
             layer.bias = module.bias

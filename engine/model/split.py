@@ -4,7 +4,7 @@ What cannot be is refused here by name, from the configuration and before anythi
 looking, and what comes of it fails far from the cause. Weights are not read until each rank holds its part alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -13,10 +13,11 @@ from engine.model.load import text_config
 
 Kind = Literal["tensor", "pipeline"]
 KINDS: tuple[Kind, ...] = get_args(Kind)  # the first is preferred
-# What tensor parallelism divides among ranks, by its name in configurations.
-DIVIDED = (
-    "num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads",
-    "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size",
+# What tensor parallelism divides among ranks, by its name in configurations. Heads are counted down unseen; what a
+# size that does not divide is good for shows when it is tried.
+HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
+SIZES = (
+    "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "vocab_size",
 )  # fmt: skip
 
 
@@ -80,20 +81,27 @@ def _no_tensors(model: Any, config: Mapping[str, Any], num_ranks: int) -> str | 
     if not hasattr(model, "shard"):
         return "its mlx-lm class does not shard"
     said = text_config(dict(config))
-    # Latent attention has no heads of keys, whatever its configuration repeats.
-    ignored = {"num_key_value_heads"} if said.get("kv_lora_rank") else set()
-    uneven = [
-        f"{name} is {said[name]}"
-        for name in DIVIDED
-        if name not in ignored and isinstance(said.get(name), int) and said[name] % num_ranks
-    ]
-    if uneven:
-        return f"{', '.join(uneven)}, which {num_ranks} does not divide"
+    if uneven := _uneven(model, said, HEADS, num_ranks):
+        return uneven
     try:
         model.shard(_NoRanks(num_ranks))
     except Exception as fault:  # noqa: BLE001 - a model's own code may raise anything, and says what does not divide
-        return _first_words(fault)
+        return "; ".join(filter(None, [_uneven(model, said, SIZES, num_ranks), _first_words(fault)]))
     return None
+
+
+def _uneven(model: Any, said: Mapping[str, Any], names: Iterable[str], num_ranks: int) -> str:
+    """Which of what a configuration counts by these `names` cannot be divided evenly, or nothing.
+
+    A family's arguments tell which of them are its own: a checkpoint may say more.
+    """
+    arguments = getattr(model, "args", None)
+    own = {name for name in said if hasattr(arguments, name) or hasattr(arguments, "text_config")}
+    if said.get("kv_lora_rank") and "kv_lora_rank" in own:  # latent attention has no heads of keys
+        own.discard("num_key_value_heads")
+    counted = {name: said[name] for name in names if name in own and isinstance(said[name], int)}
+    uneven = [f"{name} is {count}" for name, count in counted.items() if count % num_ranks]
+    return f"{', '.join(uneven)}, which {num_ranks} does not divide" if uneven else ""
 
 
 def _no_pipeline(model: Any, num_ranks: int) -> str | None:

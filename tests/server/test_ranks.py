@@ -1,0 +1,223 @@
+"""`mlx.launch -n 2 -- mlxcel serve`: the answers of one process, and one end for all ranks."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from engine.config import SERVE_SAMPLING
+from tests.serving import COMPLETIONS, PATIENCE_S, live
+from tests.zoo import write_zoo
+
+ROOT = Path(__file__).parents[2]
+LAUNCH = Path(sys.executable).with_name("mlx.launch")
+PROGRAM = [sys.executable, "-m", "mlxcel_cli.main"]
+SHARED = {"max_tokens": 24, "ignore_eos": True, "logprobs": 1}
+REQUESTS: list[dict[str, Any]] = [
+    {**SHARED, "prompt": "the quick brown fox " * 20, "temperature": 0},
+    {**SHARED, "prompt": "hi", "temperature": 0},
+    {**SHARED, "prompt": "a seed", "temperature": 1, "seed": 3, "stream": True},
+    {
+        **SHARED,
+        "prompt": "and penalties",
+        "temperature": 0.8,
+        "seed": 4,
+        "repetition_penalty": 1.2,
+        "stream": True,
+    },
+]
+
+
+class Ranks:
+    """The ranks of one server under their launcher: what they say, and their process ids by rank."""
+
+    def __init__(self, launcher: subprocess.Popen[str], listens_at: Path) -> None:
+        self.launcher = launcher
+        self._listens_at = listens_at
+        self._said: list[str] = []
+        self._changed = threading.Condition()
+        self._is_over = False
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        rank_0, rank_1 = (
+            self.wait_for(r"Started server process \[(\d+)\]"),
+            self.wait_for(r"rank 1 \(process (\d+)"),
+        )
+        self.pids = [int(rank_0), int(rank_1)]
+
+    @property
+    def said(self) -> str:
+        with self._changed:
+            return "".join(self._said)
+
+    def wait_for(self, pattern: str) -> str:
+        """What the pattern's group matches, once that is said."""
+        with self._changed:
+            self._changed.wait_for(lambda: re.search(pattern, "".join(self._said)) or self._is_over, PATIENCE_S)
+        found = re.search(pattern, self.said)
+        assert found, self.said
+        return found.group(found.re.groups)
+
+    def client(self) -> httpx2.Client:
+        return client(self._listens_at)
+
+    def ended(self) -> str:
+        """What all have said, once none of them is there any more."""
+        self._reader.join(PATIENCE_S)  # each holds the pipe that is read
+        assert not self._reader.is_alive(), self.said
+        return self.said
+
+    def close(self) -> None:
+        for pid in self.pids:
+            with_pid = Path(f"/proc/{pid}/cmdline")
+            if with_pid.exists() and b"mlxcel_cli" in with_pid.read_bytes():
+                os.kill(pid, signal.SIGKILL)
+
+    def _read(self) -> None:
+        assert self.launcher.stderr is not None
+        for line in self.launcher.stderr:
+            with self._changed:
+                self._said.append(line)
+                self._changed.notify_all()
+        with self._changed:
+            self._is_over = True
+            self._changed.notify_all()
+
+
+@contextmanager
+def ranked(checkpoint: Path, tmp_path: Path, *flags: str) -> Iterator[Ranks]:
+    """Two ranks that serve, once both are there. stdin stays open: with one that has ended, the launcher spins."""
+    listens_at = tmp_path / "ranks.sock"
+    command = [str(LAUNCH), "-n", "2", "--backend", "ring", "-p", str(two_free_ports()), "--"]
+    command += [*PROGRAM, "serve", str(checkpoint), "--host", str(listens_at), *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as launcher:
+        ranks = Ranks(launcher, listens_at)
+        try:
+            yield ranks
+        finally:
+            ranks.close()
+            launcher.kill()
+
+
+def two_free_ports() -> int:
+    """The first of two neighbours that nobody listens at."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", port + 1)):
+                    return port
+            except OSError:
+                continue
+
+
+def client(listens_at: Path) -> httpx2.Client:
+    transport = httpx2.HTTPTransport(uds=str(listens_at))
+    return httpx2.Client(transport=transport, base_url="http://tiny", timeout=PATIENCE_S)
+
+
+def answers(asking: httpx2.Client) -> list[tuple[list[str], list[float]]]:
+    """Tokens and their logprobs of all requests, sent at once."""
+    with ThreadPoolExecutor(len(REQUESTS)) as threads:
+        return list(threads.map(lambda body: answer(asking, body), REQUESTS))
+
+
+def answer(asking: httpx2.Client, body: dict[str, Any]) -> tuple[list[str], list[float]]:
+    response = asking.post(COMPLETIONS, json=body)
+    assert response.status_code == 200, response.text
+    if body.get("stream"):
+        frames = [frame for frame in response.text.split("\n\n") if frame.startswith("data: {")]
+        chunks = [json.loads(frame.removeprefix("data: ")) for frame in frames]
+    else:
+        chunks = [response.json()]
+    told = [choice["logprobs"] for chunk in chunks for choice in chunk["choices"] if choice["logprobs"]]
+    tokens = [token for one in told for token in one["tokens"]]
+    assert len(tokens) == SHARED["max_tokens"]
+    return tokens, [logprob for one in told for logprob in one["token_logprobs"]]
+
+
+def holds(checkpoint: Path, tmp_path: Path, ranks: Ranks) -> None:
+    """An assertion that the ranks give what one process gives."""
+    alone = tmp_path / "alone.sock"
+    with live(checkpoint, str(alone), fallback_sampling=SERVE_SAMPLING), client(alone) as asking:
+        expected = answers(asking)
+    with ranks.client() as asking:
+        given = answers(asking)
+    for (tokens, logprobs), (expected_tokens, expected_logprobs) in zip(given, expected, strict=True):
+        assert tokens == expected_tokens
+        assert logprobs == pytest.approx(expected_logprobs, abs=1e-4)
+
+
+def test_tensor_parallel_llama_gives_the_same_and_ends_with_rank_0(tmp_path: Path) -> None:
+    checkpoint = write_zoo(tmp_path / "llama", "llama")
+    with ranked(checkpoint, tmp_path) as ranks:
+        holds(checkpoint, tmp_path, ranks)
+        assert "ranks: 2, tensor parallel (llama shards)" in ranks.said
+        os.kill(ranks.pids[0], signal.SIGTERM)
+        said = ranks.ended()
+        assert "Finished server process" in said
+        assert "rank 0 has ended, and so does this rank" in said
+        assert "WARN" not in said, "none of them fails"
+        assert ranks.launcher.wait(PATIENCE_S) == 0
+
+
+def test_tensor_parallel_qwen3_gives_the_same_and_ends_where_a_rank_is_killed(tmp_path: Path) -> None:
+    checkpoint = write_zoo(tmp_path / "qwen3", "qwen3")
+    with ranked(checkpoint, tmp_path, "--split", "tensor") as ranks:
+        holds(checkpoint, tmp_path, ranks)
+        with (
+            ranks.client() as asking,
+            asking.stream(
+                "POST", COMPLETIONS, json={**SHARED, "prompt": "hi", "max_tokens": 3000, "stream": True}
+            ) as response,
+        ):
+            lines = response.iter_lines()
+            next(lines)
+            os.kill(ranks.pids[1], signal.SIGKILL)
+            assert any('"error"' in line and "the ranks cannot go on" in line for line in lines)
+        said = ranks.ended()
+        assert "the ranks cannot go on: rank 1 has ended" in said
+        assert "Node with rank 0 exited with code 1" in said
+
+
+def test_a_pipeline_gives_the_same_and_ends_with_its_launcher(tmp_path: Path) -> None:
+    checkpoint = write_zoo(tmp_path / "qwen3_moe", "qwen3_moe")
+    with ranked(checkpoint, tmp_path, "--split", "pipeline", "--parallel", "2") as ranks:
+        holds(checkpoint, tmp_path, ranks)
+        assert "ranks: 2, pipeline of layers (qwen3_moe pipelines)" in ranks.said
+        ranks.launcher.terminate()
+        ranks.launcher.communicate(timeout=PATIENCE_S)
+        ranks.ended()
+
+
+def test_what_cannot_be_split_is_refused_by_name_before_the_ranks_meet(tmp_path: Path) -> None:
+    checkpoint = write_zoo(tmp_path / "llama", "llama")
+    addresses = tmp_path / "hosts"
+    addresses.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in (1, 2, 3)]))
+    environment = {**os.environ, "MLX_RANK": "0", "MLX_HOSTFILE": str(addresses)}
+    ended = subprocess.run([*PROGRAM, "serve", str(checkpoint)], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "error: llama cannot be split over 3 ranks (tensor: num_attention_heads is 4, num_key_value_heads is 2, "
+        "which 3 does not divide; pipeline: its mlx-lm class does not pipeline)\n"
+    )

@@ -6,7 +6,7 @@ verdict is kept between runs, for the same checkpoint, versions and device.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,10 +45,10 @@ class Verdict:
 ChooseForward = Callable[[Verdict | None, Any, int], tuple[Forward, Verdict]]
 
 
-def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
+def probe(model: Any, vocab_size: int, modes: Mapping[str, Make] = MODES) -> tuple[Forward, Verdict]:
     """Try the modes in their order. Raises ModelError for a model that cannot even be run one row at a time."""
     selection = select_before_head(model, vocab_size)
-    alone = AloneForward(model, selection)
+    alone = modes["alone"](model, selection)
     try:
         _run(alone, vocab_size, together=False)  # compiles what has to be compiled
     except Exception as fault:
@@ -59,7 +59,7 @@ def probe(model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
     if not mx.isfinite(reference).all().item():
         raise ModelError("the model's logits are not numbers: its weights or its configuration are damaged")
     refusals: dict[str, list[str]] = {}
-    for mode, make in MODES.items():
+    for mode, make in modes.items():
         if mode == "alone":
             break
         try:

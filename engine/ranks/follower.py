@@ -14,7 +14,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.errors import EngineStopped
 from engine.model.split import Split
-from engine.ranks.forward import Mirror, chosen
+from engine.ranks.forward import Mirror
 from engine.ranks.messages import Begin, Broken, Message, Run, receive
 from engine.ranks.part import load_part
 
@@ -43,8 +43,7 @@ class Follower:
         threading.Thread(target=self._read, name="mlxcel-rank-0", daemon=True).start()
         try:
             loaded, _ = load_part(self._config, self._split, self._group)
-            forward, verdict = chosen(self._split, loaded.model, loaded.vocab_size)
-            mirror = Mirror(forward, mode=verdict.mode, in_turn=self._split.in_turn)
+            mirror = Mirror(loaded.model, loaded.vocab_size, in_turn=self._split.in_turn)
             log.info("rank %d (process %d) follows rank 0", self._rank, os.getpid())
             while (message := self._messages.get()) is not None:
                 if isinstance(message, Begin):

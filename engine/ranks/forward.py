@@ -1,7 +1,7 @@
 """The forward that all ranks run: rank 0 tells the others its spans, then each runs them on its own part.
 
 Every rank evaluates the same graph, and nothing else, in each of them, so that what MLX sends between them comes
-in one order everywhere. Draws, grammars and text are rank 0's alone.
+in one order everywhere. Which mode rows run in, draws, grammars and text are rank 0's alone to decide.
 """
 
 import itertools
@@ -12,23 +12,15 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache import dtype
-from engine.cache.adapter import select_before_head
+from engine.cache.adapter import HeadSelection, select_before_head
 from engine.cache.pages import Pages
 from engine.cache.rows import RowStorage
-from engine.errors import EngineStopped
-from engine.forward import AloneForward, Forward, Span
-from engine.model.split import Split
-from engine.probe import Verdict, probe
+from engine.forward import Forward, Span
+from engine.probe import MODES, Make, Verdict, probe
 from engine.ranks.messages import Begin, Run
 
-
-def chosen(split: Split, model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
-    """The forward of a split model, found the same way on each rank at the same time."""
-    if not split.in_turn:
-        return probe(model, vocab_size)
-    forward = AloneForward(model, select_before_head(model, vocab_size))
-    run(forward, [Span(forward.open(), [1, 2, 3], num_sampled=1)], in_turn=True)
-    return forward, Verdict("alone", "the ranks of a pipeline run one row after the other", 0.0)
+Tell = Callable[[Begin | Run], None]
+IN_TURN = "the ranks of a pipeline run one row after the other"
 
 
 def run(forward: Forward, spans: Sequence[Span], *, in_turn: bool) -> mx.array:
@@ -42,8 +34,8 @@ def run(forward: Forward, spans: Sequence[Span], *, in_turn: bool) -> mx.array:
 
 
 class ToldForward:
-    """Rank 0's forward. `tell` sends a message to every other rank, and `fail` is called with what makes going on
-    impossible: once the others were told, they have to be joined.
+    """Rank 0's forward in `mode`. `tell` sends a message to every other rank. `fail` is called with what makes
+    going on impossible, None while modes are tried: once the others were told, they have to be joined.
 
     Rows are known to the others by numbers; that a row has ended travels with the next forward.
     """
@@ -56,10 +48,10 @@ class ToldForward:
         *,
         mode: str,
         in_turn: bool,
-        tell: Callable[[Begin | Run], None],
-        fail: Callable[[Exception], None],
+        tell: Tell,
+        fail: Callable[[Exception], None] | None = None,
     ) -> None:
-        self._forward = forward
+        self.forward = forward
         self._mode = mode
         self._in_turn = in_turn
         self._tell = tell
@@ -74,25 +66,27 @@ class ToldForward:
 
     @property
     def cache_dtype(self) -> mx.Dtype | None:
-        return self._forward.cache_dtype
+        return self.forward.cache_dtype
 
     @cache_dtype.setter
     def cache_dtype(self, kept_as: mx.Dtype | None) -> None:
-        self._forward.cache_dtype = kept_as
+        assert not self._begun, "the others know already how rows are stored"
+        self.forward.cache_dtype = kept_as
 
     def open(self) -> RowStorage:
-        return self._numbered(self._forward.open())
+        return self._numbered(self.forward.open())
 
     def open_dense(self) -> RowStorage:
-        return self._numbered(self._forward.open_dense())
+        return self._numbered(self.forward.open_dense())
 
     def run(self, spans: Sequence[Span]) -> mx.array:
         """As `Forward.run`, on every rank, evaluated."""
         try:
             self._tell_of(spans)
-            return run(self._forward, spans, in_turn=self._in_turn)
+            return run(self.forward, spans, in_turn=self._in_turn)
         except Exception as fault:
-            self._fail(fault)
+            if self._fail is not None:
+                self._fail(fault)
             raise
 
     def _numbered(self, storage: RowStorage) -> RowStorage:
@@ -105,7 +99,7 @@ class ToldForward:
         if not self._begun:
             self._begun = True
             kept_as = "" if self.cache_dtype is None else dtype.name_of(self.cache_dtype)
-            self._tell(Begin(self._mode, kept_as))
+            self._tell(Begin(self._mode, kept_as, tries=self._fail is None))
         gone = list(self._gone)
         del self._gone[: len(gone)]
         self._tell(Run([(self._numbers[s.storage], _tokens(s), s.num_sampled) for s in spans], gone))
@@ -116,22 +110,45 @@ def _tokens(span: Span) -> list[int]:
     return [int(token) for token in span.tokens]
 
 
-class Mirror:
-    """Another rank's side of it: the same rows, opened when they are first told of."""
+def chosen(
+    model: Any, vocab_size: int, *, in_turn: bool, tell: Tell, fail: Callable[[Exception], None]
+) -> tuple[ToldForward, Verdict]:
+    """Rank 0's forward of a split model: one that a probe chooses, which the other ranks run too."""
 
-    def __init__(self, forward: Forward, *, mode: str, in_turn: bool) -> None:
-        self._forward = forward
-        self._mode = mode
+    def told(mode: str) -> Make:
+        return lambda model, selection: ToldForward(
+            MODES[mode](model, selection), mode=mode, in_turn=in_turn, tell=tell
+        )
+
+    if in_turn:
+        selection = select_before_head(model, vocab_size)
+        forward, verdict = MODES["alone"](model, selection), Verdict("alone", IN_TURN, 0.0)
+    else:
+        found, verdict = probe(model, vocab_size, {mode: told(mode) for mode in MODES})
+        assert isinstance(found, ToldForward)
+        forward = found.forward
+    return ToldForward(forward, mode=verdict.mode, in_turn=in_turn, tell=tell, fail=fail), verdict
+
+
+class Mirror:
+    """Another rank's side of it: the same forwards over the same rows, opened when they are first told of."""
+
+    def __init__(self, model: Any, vocab_size: int, *, in_turn: bool) -> None:
+        self._model = model
+        self._selection: HeadSelection = select_before_head(model, vocab_size)
         self._in_turn = in_turn
+        self._forward: Forward | None = None
+        self._tries = False
         self._rows: dict[int, RowStorage] = {}
 
     def begin(self, told: Begin) -> None:
-        """Store keys and values as rank 0 does. Raises EngineStopped where it runs rows in another mode."""
-        if told.mode != self._mode:
-            raise EngineStopped(f"rank 0 runs rows in the mode {told.mode}, but {self._mode} was found here")
+        self._rows.clear()
+        self._tries = told.tries
+        self._forward = MODES[told.mode](self._model, self._selection)
         self._forward.cache_dtype = dtype.BY_NAME[told.cache_dtype] if told.cache_dtype else None
 
     def run(self, told: Run) -> None:
+        assert self._forward is not None, "rank 0 says how before it says what"
         for number in told.gone:
             self._rows.pop(number, None)
         spans = []
@@ -139,4 +156,14 @@ class Mirror:
             if number not in self._rows:
                 self._rows[number] = self._forward.open()
             spans.append(Span(self._rows[number], tokens, num_sampled))
-        run(self._forward, spans, in_turn=self._in_turn)
+        try:
+            run(self._forward, spans, in_turn=self._in_turn)
+        except Exception:
+            # A mode that does not fit the model's code fails alike on every rank, before anything is sent.
+            if not self._tries:
+                raise
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows are kept."""
+        return len(self._rows)

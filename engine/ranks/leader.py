@@ -17,7 +17,7 @@ from engine.errors import EngineStopped, MlxcelError
 from engine.forward import Forward
 from engine.model.split import Split
 from engine.probe import Verdict
-from engine.ranks.forward import ToldForward, chosen
+from engine.ranks.forward import chosen
 from engine.ranks.links import Links
 from engine.ranks.part import load_part
 from engine.ranks.settings import OFF
@@ -53,15 +53,13 @@ class Leader:
         _end_with_launcher()
 
     def _choose_forward(self, known: Verdict | None, model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
-        forward, verdict = chosen(self._split, model, vocab_size)
-        told = ToldForward(
-            forward,
-            mode=verdict.mode,
+        return chosen(
+            model,
+            vocab_size,
             in_turn=self._split.in_turn,
             tell=self._links.tell,
             fail=lambda fault: self._lost(f"a forward failed: {fault}"),
         )
-        return told, verdict
 
     def _lost(self, reason: str) -> None:
         """The engine's thread may wait for ever for what another rank was to send."""

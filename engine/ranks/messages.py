@@ -20,12 +20,13 @@ class Hello(msgspec.Struct, tag="hello"):
 
 
 class Begin(msgspec.Struct, tag="begin"):
-    """How rank 0 runs rows: the mode of its forward, and the type that keys and values are stored in ("" : their
-    own).
+    """How rank 0 runs rows from here on, new ones: the mode of the forward, and the type that keys and values are
+    stored in ("": their own). While it `tries` modes, one may turn out not to fit the model.
     """
 
     mode: str
-    cache_dtype: str
+    cache_dtype: str = ""
+    tries: bool = False
 
 
 class Run(msgspec.Struct, tag="run"):

@@ -16,9 +16,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)  # the first is preferred
 # What tensor parallelism divides among ranks, by its name in configurations. Heads are counted down unseen; what a
 # size that does not divide is good for shows when it is tried.
 HEADS = ("num_attention_heads", "num_key_value_heads", "linear_num_key_heads", "linear_num_value_heads")
-SIZES = (
-    "hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "vocab_size",
-)  # fmt: skip
+SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
 
 
 @dataclass(frozen=True, slots=True)

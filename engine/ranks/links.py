@@ -10,7 +10,8 @@ from engine.errors import EngineStopped
 from engine.ranks.messages import Broken, Hello, Message, receive, send
 
 SECRET_BYTES = 16
-PATIENCE_S = 60.0  # for all to connect, once all are known to run
+PATIENCE_S = 60.0  # for each to connect, once all are known to run
+HELLO_S = 5.0  # for who has connected to say who it is
 HELLO_BYTES = 1024
 
 
@@ -43,6 +44,11 @@ class Links:
         for connection in self._connections.values():
             send(connection, message)
 
+    def close(self) -> None:
+        """Let every other rank see that this one ends."""
+        for connection in self._connections.values():
+            connection.close()
+
     def watch(self, lost: Callable[[int], None]) -> None:
         """Have `lost` called, on a thread of its own, with each rank whose connection ends."""
         for rank, connection in self._connections.items():
@@ -57,7 +63,7 @@ class Links:
 
 def _shown(connection: socket.socket, secret: bytes) -> int | None:
     """The rank of a connection that shows the secret in time, or None."""
-    connection.settimeout(PATIENCE_S)
+    connection.settimeout(HELLO_S)
     try:
         said = receive(connection, HELLO_BYTES)
     except (OSError, Broken):

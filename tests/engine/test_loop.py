@@ -115,6 +115,28 @@ def test_a_full_queue_refuses_at_once_and_recovers(loop, gate):
     assert Client(loop, "later").end()[0].finish_reason == "length"
 
 
+def test_a_fault_seen_from_outside_is_heard_though_the_thread_is_stuck(folder, gate):
+    watched = []
+    loop = EngineLoop(
+        EngineConfig(model=folder, parallel=1),
+        open_engine=lambda c: Engine(load(c.model), c, sampler=gate),
+        watch=watched.append,
+    )
+    loop.start()
+    first = Client(loop, "first", 50)
+    gate.hold()
+    waiting = Client(loop, "waits")
+    [fail] = watched
+    fail(EngineStopped("another rank has ended"))
+    assert [str(client.end()[0]) for client in (first, waiting)] == ["another rank has ended"] * 2
+    with pytest.raises(EngineStopped, match="another rank has ended"):
+        Client(loop, "later")
+    gate.open.set()
+    loop.stop(PATIENCE_S)
+    assert not loop._thread.is_alive()
+    assert loop._num_live == 0
+
+
 def test_a_failed_step_ends_its_rows_and_the_next_request_runs(loop, gate):
     gate.faults = 1
     event, _ = Client(loop, "fails").end()

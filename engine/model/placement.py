@@ -126,20 +126,26 @@ def _place_weights(model: Any, place: Placement) -> str:
         hold_room(place.stored_bytes, free_bytes)
     if not packed:
         said = _widen(model, place) if place.widens else ""
-        mx.eval(model.parameters())
+        _read(model)
         return f"weights: {_dtype_names(model)} ({human_bytes(parameter_bytes(model))}){said}"
     bits = _bits(packed.values())
     if place.expands:
         _expand(model, packed)
         model.set_dtype(mx.float32)
-        mx.eval(model.parameters())
+        _read(model)
         size = human_bytes(parameter_bytes(model))
         return f"weights: {bits}-bit, expanded to float32 ({size}): no quantized CPU kernel here"
-    mx.eval(model.parameters())
+    _read(model)
     said = f"weights: {bits}-bit ({human_bytes(parameter_bytes(model))})"
     if slow:
         said += f", slow: float32 would take {human_bytes(place.expanded_bytes)} of {human_bytes(free_bytes)} free"
     return said
+
+
+def _read(model: Any) -> None:
+    """Evaluate the weights one after the other: of what is read for a rank's part of one, the rest is let go."""
+    for array in _arrays(model):
+        mx.eval(array)
 
 
 def _place_for_kernels(model: Any, place: Placement) -> str:

@@ -1,8 +1,8 @@
 """What two ranks of one machine cost or give: `python -m tests.bench.ranks`.
 
-A random float32 llama whose heads two ranks divide, one greedy answer after the other and four at once; one process
-on MLX's own operations beside two ranks by tensors, and a pipeline of the same sizes. On one machine the ranks share
-the cores, so this shows what crossing costs, not what a second machine gives.
+A random float32 llama whose heads two ranks divide, one greedy answer after the other and four at once; one
+process on MLX's own operations beside two ranks by tensors, and a pipeline of the same sizes. On one machine the
+ranks share the cores, so this shows what crossing costs, not what a second machine gives.
 """
 
 import argparse
@@ -42,8 +42,8 @@ if group.rank() == 0: print(f"all_sum of 512 floats: {(time.perf_counter() - sta
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--new", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--new", type=int, default=24, help="tokens of each answer")
+    parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -76,10 +76,10 @@ def alone(checkpoint: Path, folder: Path) -> Iterator[httpx2.Client]:
 
 def say(what: str, asking: httpx2.Client, num_tokens: int, repeats: int) -> None:
     rates = {rows: [rate(asking, rows, num_tokens) for _ in range(repeats + 1)][1:] for rows in (1, 4)}
-    said = [
-        f"{rows} at once {median(each):.1f} ({min(each):.1f} to {max(each):.1f})" for rows, each in rates.items()
-    ]
-    print(f"{what}: tokens/s {', '.join(said)}", flush=True)
+    for rows, each in rates.items():
+        print(
+            f"{what}, {rows} at once: {median(each):.1f} tokens/s ({min(each):.1f} to {max(each):.1f})", flush=True
+        )
 
 
 def rate(asking: httpx2.Client, num_rows: int, num_tokens: int) -> float:

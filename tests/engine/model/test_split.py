@@ -3,10 +3,14 @@
 import re
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from engine.errors import ConfigError, UnsupportedModel
+from engine.model.load import load
+from engine.model.placement import place
 from engine.model.split import Split, split_of
+from tests.tiny import write_checkpoint
 from tests.zoo import ZOO, zoo_config, zoo_model
 
 PAGE = Path(__file__).parents[3] / "docs" / "ranks.md"
@@ -53,8 +57,37 @@ def test_what_does_not_divide_is_named(overrides, reason):
         split("llama", wanted="tensor", **overrides)
 
 
+class _Second:
+    """Stands for a group of two, of which this process is the second."""
+
+    def rank(self) -> int:
+        return 1
+
+    def size(self) -> int:
+        return 2
+
+
+def test_a_rank_never_holds_the_whole_model(tmp_path):
+    folder = write_checkpoint(tmp_path, "llama", hidden_size=256, intermediate_size=1024, num_hidden_layers=6)
+    whole_bytes = (folder / "model.safetensors").stat().st_size
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    part = load(folder, split=lambda model: Split("tensor", 2, "llama").apply(model, _Second()))
+    assert part.weight_bytes < 0.6 * whole_bytes
+    assert mx.get_peak_memory() - before < 0.7 * whole_bytes
+
+
+def test_packed_layers_of_a_rank_are_expanded_as_whole_ones_are():
+    model = zoo_model("qwen3_moe, packed", moe_intermediate_size=64, hidden_size=128, head_dim=32)
+    model.shard(_Second())
+    packed = {name for name, layer in model.named_modules() if "scales" in layer}
+    assert "model.layers.0.self_attn.o_proj" in packed
+    assert "expanded to float32" in place(model)
+    assert not {name for name, layer in model.named_modules() if "scales" in layer}
+
+
 def test_a_family_that_does_neither_is_named():
-    with pytest.raises(UnsupportedModel, match="gemma2 cannot .* does not shard; pipeline: .* does not pipeline"):
+    with pytest.raises(UnsupportedModel, match=r"gemma2 cannot .* does not shard; pipeline: .* does not pipeline"):
         split("gemma2")
 
 
@@ -71,7 +104,7 @@ def test_more_ranks_than_layers_are_no_pipeline():
 
 def test_the_page_lists_the_families_that_split():
     listed = re.findall(r"^\| (\w+) \| (yes|no) \| (yes|no) \|", PAGE.read_text(), re.MULTILINE)
-    assert dict((name, (tensor, pipeline)) for name, tensor, pipeline in listed) == {
+    assert {name: (tensor, pipeline) for name, tensor, pipeline in listed} == {
         name: ("yes" if hasattr(model, "shard") else "no", "yes" if hasattr(inner, "pipeline") else "no")
         for name in ZOO
         if "," not in name

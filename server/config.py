@@ -99,6 +99,10 @@ class ServerConfig:
     def _check_role(self) -> None:
         """Raise ConfigError for what does not belong to the role, or is missing for it."""
         role, is_node = self.node_role, self.node_role in ("prefill", "decode")
+        if role != "none" and self.engine.ranks is not None:
+            raise ConfigError(
+                "node_role", f"node_role {role} is for one process: states of rows cannot cross ranks"
+            )
         of_role = {"serving_bind": is_node, "prefill_peers": role == "router", "decode_peers": role == "router"}
         for name, may in of_role.items():
             if getattr(self, name) and not may:

@@ -19,7 +19,7 @@ LAUNCH = Path(sys.executable).with_name("mlx.launch")
 PROGRAM = [sys.executable, "-m", "mlxcel_cli.main"]
 
 
-class Ranks:
+class Launched:
     """The ranks of one server under their launcher: what they say, and their process ids by rank."""
 
     def __init__(self, launcher: subprocess.Popen[str], listens_at: Path) -> None:
@@ -76,7 +76,7 @@ class Ranks:
 
 
 @contextmanager
-def ranked(checkpoint: Path, tmp_path: Path, *flags: str) -> Iterator[Ranks]:
+def ranked(checkpoint: Path, tmp_path: Path, *flags: str) -> Iterator[Launched]:
     """Two ranks that serve, once both are there. stdin stays open: with one that has ended, the launcher spins."""
     listens_at = tmp_path / "ranks.sock"
     command = [str(LAUNCH), "-n", "2", "--backend", "ring", "-p", str(two_free_ports()), "--"]
@@ -90,7 +90,7 @@ def ranked(checkpoint: Path, tmp_path: Path, *flags: str) -> Iterator[Ranks]:
         text=True,
         env=environment,
     ) as launcher:
-        ranks = Ranks(launcher, listens_at)
+        ranks = Launched(launcher, listens_at)
         try:
             yield ranks
         finally:

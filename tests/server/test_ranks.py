@@ -11,8 +11,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from engine.config import SERVE_SAMPLING
-from tests.launched import PROGRAM, Ranks, client, ranked
+from engine.config import SERVE_SAMPLING, EngineConfig, Ranks
+from engine.errors import ConfigError
+from server.config import ServerConfig
+from tests.launched import PROGRAM, Launched, client, ranked
 from tests.serving import COMPLETIONS, PATIENCE_S, live
 from tests.zoo import write_zoo
 
@@ -52,7 +54,7 @@ def answer(asking: httpx2.Client, body: dict[str, Any]) -> tuple[list[str], list
     return tokens, [logprob for one in told for logprob in one["token_logprobs"]]
 
 
-def holds(checkpoint: Path, tmp_path: Path, ranks: Ranks) -> None:
+def holds(checkpoint: Path, tmp_path: Path, ranks: Launched) -> None:
     """An assertion that the ranks give what one process gives."""
     alone = tmp_path / "alone.sock"
     with live(checkpoint, str(alone), fallback_sampling=SERVE_SAMPLING), client(alone) as asking:
@@ -117,3 +119,10 @@ def test_what_cannot_be_split_is_refused_by_name_before_the_ranks_meet(tmp_path:
         "error: llama cannot be split over 3 ranks (tensor: num_attention_heads is 4, num_key_value_heads is 2, "
         "which 3 does not divide; pipeline: its mlx-lm class does not pipeline)\n"
     )
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
+def test_a_node_is_one_process(role: str) -> None:
+    engine = EngineConfig(model=Path("m"), ranks=Ranks(0, 2, "127.0.0.1"))
+    with pytest.raises(ConfigError, match=f"node_role {role} is for one process"):
+        ServerConfig(engine, model_id="m", node_role=role)

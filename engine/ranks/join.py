@@ -53,7 +53,7 @@ def join(config: EngineConfig) -> "Leader | Follower":
         port, secret = of_numbers(cast(list[int], shared.tolist()))
         if listener is not None:
             mx.clear_streams()  # the engine has a thread of its own
-            return Leader(config, split, group, Links.accept(listener, secret, ranks.num_ranks - 1))
+            return Leader(split, group, Links.accept(listener, secret, ranks.num_ranks - 1))
         return Follower(config, split, group, connect(ranks.host, port, rank=ranks.rank, secret=secret))
 
 

@@ -29,10 +29,9 @@ STDIN = 0
 
 
 class Leader:
-    """What rank 0 has of the others. `open` and `watch` are for the `EngineLoop`; `config` is its engine's."""
+    """What rank 0 has of the others. `open` and `watch` are for the `EngineLoop`."""
 
-    def __init__(self, config: EngineConfig, split: Split, group: Any, links: Links) -> None:
-        self.config = config
+    def __init__(self, split: Split, group: Any, links: Links) -> None:
         self._split = split
         self._group = group
         self._links = links
@@ -78,7 +77,11 @@ def _end_with_launcher() -> None:
     """End this process when the one that launched it has: MLX's launcher holds the other end of its stdin, a pipe,
     and does not end its ranks when it is told to end.
     """
-    if not stat.S_ISFIFO(os.fstat(STDIN).st_mode):
+    try:
+        launched = stat.S_ISFIFO(os.fstat(STDIN).st_mode)
+    except OSError:  # it is closed
+        launched = False
+    if not launched:
         return
 
     def wait() -> None:

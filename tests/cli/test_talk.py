@@ -173,7 +173,7 @@ def test_what_a_person_can_mend_is_one_line_and_a_hint(arguments, code, error, m
 
 
 def test_a_flag_that_is_to_arrive_is_known(mlxcel):
-    assert "hint: --node-role has not arrived" in mlxcel("run", "--node-role", "x").err
+    assert "hint: --log-level has not arrived" in mlxcel("run", "--log-level", "x").err
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

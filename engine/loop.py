@@ -121,7 +121,7 @@ class Ticket:
 class EngineLoop:
     """Runs one engine. `post` is called once per tick with a function that delivers the tick's events.
 
-    The default runs it at once; a server has it run on its own event loop, one wake-up for all rows. `watch` is
+    The default runs it at once; a server has it run on its own event loop, one wake-up for all rows. `guard` is
     given `fail` when the loop starts, for whoever sees from outside that it cannot go on. `clock` gives seconds
     and is what `metrics` are measured by.
     """
@@ -133,7 +133,7 @@ class EngineLoop:
         open_engine: Callable[[EngineConfig], "Engine"] = open_engine,
         post: Callable[[Callable[[], None]], None] = lambda deliver: deliver(),
         on_state: Callable[[], None] = lambda: None,
-        watch: Callable[[Callable[[MlxcelError], None]], None] = lambda fail: None,
+        guard: Callable[[Callable[[MlxcelError], None]], None] = lambda fail: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.config = config
@@ -143,7 +143,7 @@ class EngineLoop:
         self._open = open_engine
         self._post = post
         self._on_state = on_state
-        self._watch = watch
+        self._guard = guard
         self._clock = clock
         self._scheduler: Scheduler | None = None
         self._warm_ups: WarmUps | None = None
@@ -172,7 +172,7 @@ class EngineLoop:
         again by then, and C++ aborts when that happens within it.
         """
         atexit.register(self.stop)
-        self._watch(self.fail)
+        self._guard(self.fail)
         self._thread.start()
 
     def stop(self, timeout_s: float | None = None) -> None:

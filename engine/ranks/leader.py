@@ -29,7 +29,7 @@ STDIN = 0
 
 
 class Leader:
-    """What rank 0 has of the others. `open` and `watch` are for the `EngineLoop`."""
+    """What rank 0 has of the others. `open` and `guard` are for the `EngineLoop`."""
 
     def __init__(self, split: Split, group: Any, links: Links) -> None:
         self._split = split
@@ -45,7 +45,7 @@ class Leader:
         engine.notes = (f"kernels: portable (several ranks){unfused}", self._split.note, f"off: {OFF}", *told)
         return engine
 
-    def watch(self, fail: Callable[[MlxcelError], None]) -> None:
+    def guard(self, fail: Callable[[MlxcelError], None]) -> None:
         """Have `fail` called when the ranks cannot go on; if that does not end the process, this does."""
         self._fail = fail
         self._links.watch(lambda rank: self._lost(f"rank {rank} has ended"))

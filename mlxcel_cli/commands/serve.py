@@ -49,7 +49,7 @@ def serve(
         part = join(server.engine)
         if ranks.rank:
             raise typer.Exit(part.follow())
-    options = {} if part is None else {"open_engine": part.open, "watch": part.watch}
+    options = {} if part is None else {"open_engine": part.open, "guard": part.guard}
     raise typer.Exit(
         run_server(server, lambda address: say(f"{server.served_name} is served at {address}"), **options)
     )

@@ -120,7 +120,7 @@ def test_a_fault_seen_from_outside_is_heard_though_the_thread_is_stuck(folder, g
     loop = EngineLoop(
         EngineConfig(model=folder, parallel=1),
         open_engine=lambda c: Engine(load(c.model), c, sampler=gate),
-        watch=watched.append,
+        guard=watched.append,
     )
     loop.start()
     first = Client(loop, "first", 50)

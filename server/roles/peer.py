@@ -152,15 +152,19 @@ class Peer:
             except wire.Refused as why:
                 self._counts.refused["message"] += 1
                 log.warning("what %s said is not taken: %s", self.name, why)
+                self._lose("it says what no node says")
 
     def _take(self, message: wire.ToRouter) -> None:
         self._heard_s = time.monotonic()
         match message:
             case wire.Welcome():
+                wire.check_welcome(message)
                 self._meet(message)
             case wire.Pong():
                 self._hear(message)
             case _:
+                if isinstance(message, wire.Said) and self.welcome is not None:
+                    wire.check_said(message, self.welcome.vocab_size)
                 if inbox := self._inboxes.get(message.number):
                     inbox.put_nowait(message)
                 elif not isinstance(message, wire.Ended):

@@ -30,6 +30,7 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 4 << 20  # of one frame, both ways
 PART_BYTES = 2 << 20  # of a row's state in one message
 MAX_TOP_LOGPROBS, MAX_TEXTS, MAX_TAG = 20, 64, 4096
+MAX_COUNT = 1 << 24  # of what a node says that it has, or can do
 
 
 class Refused(Exception):
@@ -264,6 +265,21 @@ def _decoded(decoder: Any, frame: Any) -> Any:
         return decoder.decode(view[1:])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as fault:
         raise Refused(f"no message: {fault}") from fault
+
+
+def check_welcome(welcome: Welcome) -> None:
+    """Raises Refused for numbers that no node has."""
+    counts = (welcome.vocab_size, welcome.context_length, welcome.num_slots, welcome.capacity)
+    if not all(0 < number <= MAX_COUNT for number in counts):
+        raise Refused("a welcome with numbers that no node has")
+
+
+def check_said(said: Said, vocab_size: int) -> None:
+    """Raises Refused for tokens that are none of the model's."""
+    told = [*said.logprobs, *([said.drawn] if said.drawn else [])]
+    ids = [said.token, *(one.token for one in told), *(token for one in told for token, _ in one.top)]
+    if not all(0 <= token < vocab_size for token in ids):
+        raise Refused("tokens that are none of the model's")
 
 
 def begun_of(request: Request) -> str:

@@ -315,6 +315,7 @@ class Worker:
                 del self._heard_s[router]
                 for job in [job for job in self._jobs.values() if job.router == router]:
                     log.warning("a router is gone, and its request %d is ended", job.number)
+                    self._say(router, wire.Ended.of(job.number, EngineStopped("the router was silent")))
                     self._end(job)
 
 

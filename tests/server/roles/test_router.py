@@ -7,7 +7,9 @@ from typing import Any
 import openapi_spec_validator
 import pytest
 
+from engine.request import TokenLogprob
 from server.openapi import OPERATIONS, ROUTER_OPERATIONS
+from server.roles import wire
 from server.roles.peer import NodeLost
 from tests.server.roles.parts import Parts, parts, until
 from tests.serving import CHAT, COMPLETIONS, Gate
@@ -102,6 +104,34 @@ async def test_a_node_that_is_lost_costs_no_token(tiny: Path, role: str) -> None
         assert await asking == expected
         assert one.router.stats(addresses=False)["metrics"]["rerouted_requests"] == 1
         await one.up()  # it takes part again
+        await freed(one)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"noise",
+        wire.encoded(wire.Said(0, 1 << 20, "x")),
+        wire.encoded(wire.Said(0, 5, "x", drawn=TokenLogprob(-1, 0.0))),
+    ],
+    ids=["nothing", "noise", "a token", "a logprob"],
+)
+async def test_a_node_that_says_what_none_says_is_left(tiny: Path, said: bytes) -> None:
+    gate = Gate()
+    async with parts(tiny, decode=2, gates={"decode": gate}) as one:
+        expected = await answer(one)
+        gate.shut()
+        asking = asyncio.create_task(answer(one))
+        busy = await until(lambda: [s for s in one.decode if one.worker(s)._jobs], "a node has the request")
+        worker = one.worker(busy[0])
+        [(router, _)] = worker._jobs
+        worker._socket.send_multipart([router, said])
+        await until(lambda: one.router.stats(addresses=False)["metrics"]["rerouted_requests"], "it is left")
+        gate.open()
+        assert await asking == expected
+        assert one.router.counts.refused["message"] == 1
+        await one.up()
         await freed(one)
 
 
@@ -210,3 +240,23 @@ async def test_its_document_has_every_route(tiny: Path) -> None:
 
 def test_a_lost_node_is_an_engine_fault() -> None:
     assert "gone" in str(NodeLost("a node is gone"))
+
+
+async def test_a_router_that_was_silent_hears_that_its_requests_were_ended(tiny: Path) -> None:
+    gate = Gate()
+    async with parts(tiny, decode=2, gates={"decode": gate}) as one:
+        expected = await answer(one)
+        gate.shut()
+        asking = asyncio.create_task(answer(one))
+        busy = await until(lambda: [s for s in one.decode if one.worker(s)._jobs], "a node has the request")
+        worker = one.worker(busy[0])
+
+        def elsewhere() -> bool:
+            for router in worker._heard_s:
+                worker._heard_s[router] = 0.0  # whatever it says in between
+            return bool(one.router.stats(addresses=False)["metrics"]["rerouted_requests"])
+
+        await until(elsewhere, "it goes elsewhere")
+        gate.open()
+        assert await asking == expected
+        await freed(one)

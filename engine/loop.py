@@ -27,6 +27,7 @@ from engine.plan import Tick
 from engine.request import Event, Failed, Handed, Output, Progress, Request, Row, Sampling, Storable
 from engine.scheduler import Scheduler
 from engine.warmup import MAX_WAITING, WarmUps
+from engine.watch import Watch
 
 if TYPE_CHECKING:
     from engine.engine import Engine
@@ -138,6 +139,7 @@ class EngineLoop:
     ) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.watch = Watch()
         self.model: ServedModel | None = None
         self.fault: MlxcelError | None = None
         self._open = open_engine
@@ -216,6 +218,7 @@ class EngineLoop:
                 self._progress_s = now_s
             self._num_live += 1
             ticket = Ticket(request, deliver, next(self._task_numbers), now_s, arriving)
+            self.watch.queued(ticket, now_s)
             self._mail.append(("submit", ticket))
             self._wake.notify()
         return ticket
@@ -243,6 +246,7 @@ class EngineLoop:
     def numbers(self) -> Numbers:
         """What was counted, and what stands now; from any thread."""
         numbers = self.metrics.read()
+        numbers.at_s = self._clock()
         numbers.active_rows = sum(slot is not None for slot in self.slots())
         numbers.queue_depth = max(self._num_live - numbers.active_rows, 0)
         return numbers
@@ -400,7 +404,9 @@ class EngineLoop:
     def _run_tick(self, engine: "Engine", scheduler: Scheduler, tick: Tick) -> Sequence[Event]:
         started_s = time.perf_counter()
         tickets = [self._tickets[row] for row in tick.rows if row in self._tickets]
-        self.metrics.started([ticket.times for ticket in tickets if ticket.times.started_s is None], self._clock())
+        new, now_s = [ticket for ticket in tickets if ticket.times.started_s is None], self._clock()
+        self.metrics.started([ticket.times for ticket in new], now_s)
+        self.watch.started(new, now_s)
         try:
             events = engine.run(tick)
         except Exception as fault:
@@ -431,6 +437,7 @@ class EngineLoop:
         now_s = self._clock()
         if not all(isinstance(event, Failed) for _, event in happened):
             self._progress_s = now_s
+        self.watch.ran(happened, [self._tickets[row] for row in tick.preempt if row in self._tickets], now_s)
         self.metrics.ran(tick, [(ticket.times, event) for ticket, event in happened], now_s)
 
     def _deliver(self, events: Sequence[tuple[Ticket, Event | MlxcelError]]) -> None:
@@ -458,7 +465,9 @@ class EngineLoop:
         ticket.ended = True
         if ticket.row is not None:
             self._tickets.pop(ticket.row, None)
-        self.metrics.ended(outcome, ticket.times, self._clock())
+        now_s = self._clock()
+        self.metrics.ended(outcome, ticket.times, now_s)
+        self.watch.ended(ticket, outcome, now_s)
         with self._wake:
             self._num_live -= 1
 

@@ -49,6 +49,7 @@ def _waits() -> Histogram:
 class Numbers:
     """Counts since the start, and what stands now. A request here is one sequence: a choice of `n`, a prompt."""
 
+    at_s: float = 0.0  # when this was read
     requests: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     prompt_tokens: int = 0  # stored by prefill pieces of rows that run for the first time
     recomputed_tokens: int = 0  # stored by those of rows that were preempted

@@ -20,6 +20,7 @@ from engine.loop import ServedModel, Slot, Ticket
 from engine.metrics import Metrics, Numbers, Outcome
 from engine.plan import Tick
 from engine.request import Event, Failed, Output, Request, Row
+from engine.watch import Watch
 from server.errors import NoNode, NotSupported
 from server.roles import wire
 from server.roles.counts import Counts
@@ -66,6 +67,7 @@ class Router:
     ) -> None:
         self.config = config
         self.metrics = Metrics()
+        self.watch = Watch()
         self.model: ServedModel | None = None
         self.fault: MlxcelError | None = None
         self.peers: list[Peer] = []
@@ -161,8 +163,11 @@ class Router:
         number = next(self._numbers)
         ticket = Ticket(request, deliver, number, now_s)
         job = Job(ticket, self._row(request), number)
+        ticket.row = job.row
         self._jobs[ticket] = job
+        self.watch.queued(ticket, now_s)
         self.metrics.started([ticket.times], now_s)
+        self.watch.started([ticket], now_s)
         self.course.begin(job)
         return ticket
 
@@ -194,6 +199,7 @@ class Router:
 
     def numbers(self) -> Numbers:
         numbers = self.metrics.read()
+        numbers.at_s = self._clock()
         numbers.active_rows = min(len(self._jobs), self.num_slots)
         numbers.queue_depth = len(self._jobs) - numbers.active_rows
         return numbers
@@ -283,6 +289,7 @@ class Router:
             outcome = "failed"
         else:
             self._progress_s = now_s
+            self.watch.ran([(job.ticket, event)], (), now_s)
             self.metrics.ran(Tick(), [(job.ticket.times, event)], now_s)
             outcome = event.finish_reason if isinstance(event, Output) else None
         if outcome is not None:
@@ -296,7 +303,9 @@ class Router:
     def _end(self, job: Job, outcome: Outcome) -> None:
         del self._jobs[job.ticket]
         job.ticket.ended = True
-        self.metrics.ended(outcome, job.ticket.times, self._clock())
+        now_s = self._clock()
+        self.metrics.ended(outcome, job.ticket.times, now_s)
+        self.watch.ended(job.ticket, outcome, now_s)
 
     def _end_all(self, error: MlxcelError) -> None:
         for job in list(self._jobs.values()):

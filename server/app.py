@@ -17,6 +17,7 @@ from server.auth import Keys, SameOrigin, keys_of
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import NoRoute, error_response, shape_of
+from server.page import FILES
 from server.record import Recorded, record_of
 from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
@@ -27,9 +28,10 @@ from server.routes.drafts import draft_policy
 from server.routes.messages import count_tokens, messages
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
+from server.routes.page import page
 from server.routes.requests import cancel
 from server.routes.responses import kept_response, responses
-from server.routes.status import health, metrics, openapi, ready
+from server.routes.status import events, health, metrics, openapi, ready
 from server.routes.tokens import apply_template, detokenize, tokenize
 from server.sse import ClientGone
 
@@ -59,7 +61,9 @@ ROUTES = [
     Route("/slots", slots, methods=["GET"]),
     Route("/openapi.json", openapi, methods=["GET"]),
     Route("/metrics", metrics, methods=["GET"]),
+    Route("/events", events, methods=["GET"]),
 ]
+PAGE_ROUTES = [Route(path, page, methods=["GET"]) for path in FILES]
 
 
 def make_app(
@@ -87,6 +91,7 @@ def make_app(
         try:
             yield
         finally:
+            app.state.service.feed.end()
             app.state.service.conversations.close()
             if node is not None:
                 await node.close()
@@ -98,7 +103,8 @@ def make_app(
         HTTPException: _no_such_route,
         Exception: _failed,
     }
-    routes = [*ROUTES, *(_router_routes() if config.node_role == "router" else [])]
+    routes = [*ROUTES, *([] if config.no_web else PAGE_ROUTES)]
+    routes += _router_routes() if config.node_role == "router" else []
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers=handlers, middleware=_middleware(config))
 
 

@@ -17,9 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from engine.errors import ConfigError, RequestError
 from server.config import ServerConfig, is_loopback
 from server.errors import Foreign, Unauthorized, error_response, shape_of
+from server.page import FILES
 from server.routes.common import request_id_of
 
-OPEN_PATHS = frozenset({"/health", "/health/ready"})  # for whoever watches over the process
+# For whoever watches over the process; and the page, which is the same everywhere and asks for a key itself.
+OPEN_PATHS = frozenset({"/health", "/health/ready", *FILES})
 ANY_ORIGIN = "*"
 
 

@@ -6,6 +6,7 @@ readers are buffered up to their row's bound; a row is never paused for its read
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from engine.loop import EngineLoop, ServedModel, Slot, Ticket
 from engine.metrics import Numbers
 from engine.request import CacheStats, Event, Failed, Output, Request
 from engine.speculate.policy import DraftPolicy
+from engine.watch import Moment
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +149,11 @@ class Bridge:
     def slots(self) -> list[Slot | None]:
         """What each slot does now, None where it is free."""
         return self._loop.slots()
+
+    def listen(self, hear: Callable[[Sequence[Moment]], None] | None) -> None:
+        """Have `hear` called, on the event loop, with what happens to requests from now on; None: nobody hears."""
+        told = None if hear is None else lambda moments: self._post(functools.partial(hear, moments))
+        self._loop.watch.listener = told
 
     def silent_s(self) -> float:
         """How long work has been in flight without a token or a stored piece; 0 when there is none."""

@@ -47,6 +47,7 @@ class ServerConfig:
     insecure_no_auth: bool = setting(
         False, "allow listening beyond this machine without a key: anybody may use the model"
     )
+    no_web: bool = setting(False, "do not serve the built-in page at /")
     stall_timeout: float = setting(
         60.0,
         "seconds without a token while requests run, after which /health/ready says 503; 0: never",

@@ -28,12 +28,16 @@ REFERENCE = "#/components/schemas/"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One route: what it is for, the body it takes, whether it generates, and what its query may hold."""
+    """One route: what it is for, the body it takes, whether it generates, and what its query may hold.
+
+    An answer that is `endless` goes on until the client leaves.
+    """
 
     summary: str
     body: type[msgspec.Struct] | None = None
     generates: bool = False
     query: tuple[str, ...] = ()
+    endless: bool = False
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
@@ -59,6 +63,7 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/props"): Operation("what is served, and how"),
     ("GET", "/slots"): Operation("what runs now", query=("fail_on_no_slot",)),
     ("GET", "/metrics"): Operation("the engine's numbers, for Prometheus"),
+    ("GET", "/events"): Operation("what the engine does, as it does it", endless=True),
     ("GET", "/openapi.json"): Operation("this document"),
 }
 
@@ -143,6 +148,8 @@ def _described(method: str, path: str, operation: Operation) -> dict[str, Any]:
     answers: dict[str, Any] = {"application/json": {}}
     if operation.generates:
         answers["text/event-stream"] = {}
+    elif operation.endless:
+        answers = {"text/event-stream": {}}
     elif path == "/metrics":
         answers = {"text/plain": {}}
     shape = REFERENCE + _error_name(shape_of(path))

@@ -54,6 +54,7 @@ def serve(
             server_header=False,
         ),
         started=lambda: on_ready(address),
+        end_watching=lambda: app.state.service.feed.end(),
         end_requests=lambda: app.state.service.bridge.end(),
     )
     try:
@@ -83,13 +84,22 @@ def _signals_end_here() -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it is up, and whose last requests hear of the end in their own answers."""
+    """uvicorn's server, which says when it is up, and whose last requests hear of the end in their own answers.
+
+    Whoever only watches is not waited for.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, *, started: Callable[[], None], end_requests: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        *,
+        started: Callable[[], None],
+        end_watching: Callable[[], None],
+        end_requests: Callable[[], None],
     ) -> None:
         super().__init__(config)
         self._tell = started
+        self._end_watching = end_watching
         self._end_requests = end_requests
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -98,6 +108,7 @@ class _Server(uvicorn.Server):
             self._tell()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._end_watching()
         ending = asyncio.get_running_loop().call_later(GRACE_S, self._end_requests)
         try:
             await super().shutdown(sockets)

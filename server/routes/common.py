@@ -21,6 +21,7 @@ from server.config import ServerConfig
 from server.continued import Responses
 from server.conversations import Conversations
 from server.errors import BodyTooLarge, UnknownModel, json_response, shape_of
+from server.feed import Feed
 from server.generate import Answer, Prompted, Usage, start
 from server.logprobs import Logprobs, Spell
 from server.record import record_of
@@ -52,6 +53,7 @@ class Service:
             warms_up=not config.no_warmup_next_turn,
         )
         self.running = RunningRequests(config.request_timeout)
+        self.feed = Feed(bridge)
         self.responses = Responses()
         self.started_s = int(time.time())
 

@@ -1,11 +1,15 @@
-"""How the server is: `GET /health`, `/health/ready`, `/metrics` and `/openapi.json`."""
+"""How the server is: `GET /health`, `/health/ready`, `/metrics`, `/events` and `/openapi.json`."""
+
+import functools
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from server.errors import EngineStalled, error_response, json_response
 from server.openapi import document
 from server.routes.common import service_of
+from server.sse import EventStream
 
 
 async def health(request: Request) -> Response:
@@ -38,3 +42,15 @@ async def metrics(request: Request) -> Response:
     """The engine's numbers, as Prometheus reads them."""
     exposition = service_of(request).exposition
     return Response(exposition.write(), headers={"content-type": exposition.content_type})
+
+
+async def events(request: Request) -> ASGIApp:
+    """What the engine does, for as long as the client listens and the server runs."""
+    service = service_of(request)
+    watcher = service.feed.watch()
+    return EventStream(
+        aiter(watcher),
+        close=functools.partial(service.feed.leave, watcher),
+        keep_alive_s=service.config.keep_alive_s,
+        done=b"",
+    )

@@ -15,7 +15,9 @@ def test_no_key_is_told(tiny: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with live(tiny, server={"api_key": (KEY,)}) as server, server.client() as client:
         for key in (KEY, WRONG):
-            for method, path in OPERATIONS:
+            for (method, path), operation in OPERATIONS.items():
+                if operation.endless and key == KEY:
+                    continue
                 asked = f"{path.replace('{id}', 'x')}?api_key={key}&key={key}"
                 in_query = client.request(method, asked, json={})
                 assert (in_query.status_code == 401) == (not path.startswith("/health"))

@@ -33,7 +33,9 @@ async def test_every_route_refuses_a_foreign_page(tiny: Path, page: str) -> None
 
 async def test_no_answer_says_that_pages_may_read_it(tiny: Path) -> None:
     async with served(tiny) as service:
-        for method, path in OPERATIONS:
+        for (method, path), operation in OPERATIONS.items():
+            if operation.endless:
+                continue
             response = await service.client.request(method, path.replace("{id}", "tiny"), json={})
             assert response.status_code != 403
             assert "access-control-allow-origin" not in response.headers

@@ -11,7 +11,7 @@ NATIVE ?= $(if $(filter cuda,$(BACKEND)),,engine/native)
 STAMP  := $(VENV)/.done-$(or $(BACKEND),metal)
 export PROMPT
 
-.PHONY: setup run test format lint check sanitize bench fuzz docs completions clean
+.PHONY: setup run test browser format lint check sanitize bench fuzz docs completions clean
 
 setup: $(STAMP) $(VENV)/.native ## make .venv and install mlxcel with its development tools and kernels
 
@@ -36,6 +36,13 @@ run: setup ## fetch the built-in model and answer PROMPT
 
 test: setup ## every test, two at a time; fetches the built-in models once
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+browser: tests/web/node_modules/.done ## what the test of the page in a browser needs; without it that test is skipped
+	command -v chromium || { apt-get update -q && apt-get install -q -y --no-install-recommends chromium; }
+
+tests/web/node_modules/.done: tests/web/package-lock.json
+	npm ci --no-audit --no-fund --prefix tests/web
+	touch $@
 
 format: setup
 	$(BIN)/ruff check -q --fix-only .
@@ -77,5 +84,5 @@ completions: setup ## shell completions into completions/
 	for shell in bash zsh fish; do _MLXCEL_COMPLETE=source_$$shell $(BIN)/mlxcel > completions/mlxcel.$$shell; done
 
 clean:
-	rm -rf $(VENV) .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist engine/native/build
+	rm -rf $(VENV) tests/web/node_modules .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist engine/native/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

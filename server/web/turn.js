@@ -14,14 +14,14 @@ function statistics(turn) {
   const { usage, timings, firstMs } = turn.stats ?? {};
   const said = [];
   if (usage) {
-    said.push(`${usage.completion_tokens} tokens`);
+    said.push(`${usage.completion_tokens} token${usage.completion_tokens === 1 ? "" : "s"}`);
     if (timings?.predicted_per_second && usage.completion_tokens > 1) said.push(`${timings.predicted_per_second.toFixed(1)} tok/s`);
     const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     said.push(`prompt ${usage.prompt_tokens}${cached ? `, ${cached} of them cached` : ""}`);
   }
   if (firstMs !== undefined) said.push(`first token after ${(firstMs / 1000).toFixed(2)} s`);
   if (ENDS[turn.finish]) said.push(ENDS[turn.finish]);
-  return said.join(" · ");
+  return said;
 }
 
 // `acts`: what may be done with the turn: `edit(text)`, `again()`, each a function or missing.
@@ -71,7 +71,8 @@ export class TurnView {
     this.progress.hidden = !this.progress.textContent;
     this.error.textContent = turn.error ?? "";
     this.error.hidden = !turn.error;
-    this.stats.textContent = runs ? "" : statistics(turn) || (isEmpty && !turn.error ? "An empty answer" : "");
+    const said = isEmpty && !turn.error && turn.finish !== "stopped" ? ["an empty answer"] : [];
+    this.stats.textContent = runs ? "" : [...said, ...statistics(turn)].join(" · ");
     this.node.setAttribute("aria-busy", String(runs));
   }
 

@@ -28,7 +28,7 @@ const context = await chromium.launchPersistentContext(profile, {
 });
 
 function listen(page, isExpected = () => false) {
-  page.setDefaultTimeout(10000);
+  page.setDefaultTimeout(20000);
   page.on("console", (said) => { if (["error", "warning"].includes(said.type()) && !isExpected(said.text())) told.errors.push(said.text()); });
   page.on("pageerror", (fault) => told.errors.push(String(fault)));
   page.on("request", (request) => {
@@ -151,6 +151,7 @@ async function kept(page) {
   await page.getByRole("button", { name: "Rename" }).click();
   await page.fill("#ask-text", "A name of its own");
   await page.click("#ask-yes");
+  await page.waitForFunction(() => document.querySelector(".choose").textContent === "A name of its own");
   const [file] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Export as JSON" }).click()]);
   const exported = JSON.parse(readFileSync(await file.path(), "utf8"));
   assert.deepEqual([exported.title, exported.messages.length, exported.messages[0].role], ["A name of its own", 5, "system"]);
@@ -163,7 +164,7 @@ async function kept(page) {
   await page.getByRole("button", { name: "Delete" }).click();
   await look(page, "chat-delete");
   await page.click("#ask-yes");
-  assert.equal(await page.locator(".choose").count(), 1);
+  await page.waitForFunction(() => document.querySelectorAll(".choose").length === 1);
   assert.equal(await turns(page), 4);
 }
 
@@ -182,8 +183,10 @@ async function engine(page) {
   await page.waitForFunction(() => document.querySelectorAll(".timeline li").length >= 6 && document.querySelector("#queue li"));
   await page.waitForFunction(() => document.querySelector(".timeline .fill.decode") && /[1-9]/.test(document.querySelectorAll("#tiles strong")[2].textContent));
   assert.match(await page.locator("#tiles dd").first().textContent(), /^2 of 2/);
+  await page.waitForFunction(() => document.querySelector("#timeline").textContent.match(/· length/g)?.length > 1);
   await look(page, "engine-load");
-  await page.setViewportSize({ ...DESKTOP, height: 1500 });
+  await page.locator("section", { has: page.locator("#timeline") }).screenshot({ path: join(folder, "engine-timeline.png") });
+  await page.setViewportSize({ width: 1000, height: 1600 });
   await page.screenshot({ path: join(folder, "engine-whole.png") });
   await page.setViewportSize(DESKTOP);
   for (const answer of await answers) assert.equal(answer.choices[0].finish_reason, "length");
@@ -246,6 +249,9 @@ async function locked() {
   assert.equal(await page.locator(".turn .error:visible").count(), 0);
   await page.click('.views a[href="#engine"]');
   await page.waitForSelector("#connection.good");
+  await page.setViewportSize(PHONE);
+  await page.click('.views a[href="#chat"]');
+  await look(page, "key-phone");
   await page.close();
 }
 

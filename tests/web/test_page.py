@@ -8,12 +8,16 @@ import json
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.sample.state import Draw
 from tests.engines import BACKENDS
 from tests.serving import ScriptedSampler, WatchedEngine, live, tokens_of
 from tests.templates import THINKS_ITSELF
@@ -21,8 +25,8 @@ from tests.tiny import write_checkpoint, write_tokenizer
 
 HERE = Path(__file__).parent
 LONGEST_S = 120
-# Large enough that a step takes some milliseconds, so that there is something to watch and to stop.
-SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4}
+SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 16384}
+STEP_S = 0.003  # the least that a step takes, as with a model of some size: something to watch and to stop
 KEY = "sk-of-the-page"
 
 MARKDOWN = """<think>
@@ -69,9 +73,16 @@ SCRIPTS = {
 }
 
 
+class Unhurried(ScriptedSampler):
+    """Given tokens, at the pace of a model that computes them."""
+
+    def __call__(self, logits: mx.array, draws: Sequence[Draw]) -> mx.array:
+        time.sleep(STEP_S)
+        return super().__call__(logits, draws)
+
+
 def opened(config: EngineConfig) -> Engine:
-    scripts = {seed: tokens_of(text) for seed, text in SCRIPTS.items()}
-    return WatchedEngine(config, sampler=ScriptedSampler(scripts))
+    return WatchedEngine(config, sampler=Unhurried({seed: tokens_of(text) for seed, text in SCRIPTS.items()}))
 
 
 def test_the_page_in_a_browser(tmp_path: Path) -> None:

@@ -208,6 +208,7 @@ export class Chat {
   #refresh() {
     const runs = Boolean(this.running), stop = byId("stop-button"), hadFocus = document.activeElement === stop;
     stop.hidden = !runs;
+    this.turns.classList.toggle("busy", runs);
     byId("send-button").hidden = runs;
     if (!runs && hadFocus) this.input.focus();
   }

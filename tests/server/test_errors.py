@@ -126,7 +126,7 @@ async def test_routes_that_are_none(tiny: Path, streamed: bool) -> None:
     async with served(tiny) as service:
         for method, path, status, code in (
             ("POST", "/v1/chat/completion", 404, "not_found"),
-            ("GET", "/", 404, "not_found"),
+            ("GET", "/web/", 404, "not_found"),
             ("GET", CHAT, 405, None),
             ("DELETE", "/v1/models", 405, None),
             ("POST", "/health", 405, None),

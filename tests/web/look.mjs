@@ -19,6 +19,8 @@ const DESKTOP = { width: 1280, height: 800 }, PHONE = { width: 360, height: 740 
 const TOOLS = JSON.stringify([{ type: "function", function: { name: "get_weather", parameters: { type: "object", properties: { city: { type: "string" } } } } }]);
 const SEEDS = { markdown: "1", call: "2", result: "3", long: "4", short: "5" };
 
+const MIXED = `# A\n\ntext **bold\nand** \`code\` [l](https://a.test/b)\n- one\n  1. two\n\n     three\n- four\n\n### B\n> quote\n> - in it\n\n| a | b |\n|---|:-:|\n| 1 | *2* |\n\n~~~js\nlet a = 1;\n\nlet b;\n~~~\nend\n\n***\nlast`;
+
 const told = { errors: [], foreign: [], violations: [], stop_ms: 0, took: {} };
 const began = performance.now();
 const profile = mkdtempSync(join(tmpdir(), "page-"));
@@ -28,7 +30,7 @@ const context = await chromium.launchPersistentContext(profile, {
 });
 
 function listen(page, isExpected = () => false) {
-  page.setDefaultTimeout(20000);
+  page.setDefaultTimeout(30000);
   page.on("console", (said) => { if (["error", "warning"].includes(said.type()) && !isExpected(said.text())) told.errors.push(said.text()); });
   page.on("pageerror", (fault) => told.errors.push(String(fault)));
   page.on("request", (request) => {
@@ -98,6 +100,29 @@ async function markdown(page) {
   await page.click(".reasoning summary");
   await page.evaluate(() => document.getElementById("turns").scrollTo(0, 0));
   await look(page, "chat-markdown");
+}
+
+// What a model might write to hold the page up or to get into it; and growing text is the same as whole text.
+async function hostile(page) {
+  const told = await page.evaluate(async (whole) => {
+    const { Rendered } = await import("/web/markdown.js");
+    const shown = (texts) => {
+      const root = document.createElement("div"), rendered = new Rendered(root);
+      for (const text of texts) rendered.update(text);
+      return root;
+    };
+    const parts = ["[", "![", "[a](", "*a ", "**a", "_a_", "`", "``a", "> ", "- ", "  - a\n", "|", "|a|\n", "~~", "\\", "<http://", "# a\n", "1. ", "```\n"];
+    const slow = parts.filter((part) => {
+      const began = performance.now();
+      shown([part.repeat(8000)]);
+      return performance.now() - began > 3000;
+    });
+    const prefixes = Array.from({ length: whole.length }, (_, i) => whole.slice(0, i + 1));
+    const links = ["javascript:alert(1)", "JaVaScRiPt:alert(1)", "java\tscript:alert(1)", "data:text/html,x", "vbscript:x", "file:///etc/passwd", "//evil.test", "/slots"];
+    const made = shown(links.map((link) => `[a](${link}) <${link}> ![b](${link})`)).querySelectorAll("a, img").length;
+    return { slow, same: shown(prefixes).isEqualNode(shown([whole])), made };
+  }, MIXED);
+  assert.deepEqual(told, { slow: [], same: true, made: 0 });
 }
 
 async function calls(page) {
@@ -258,7 +283,7 @@ async function locked() {
 try {
   const page = listen(context.pages()[0]);
   const steps = {
-    chat, markdown, calls, stop, again, kept, engine,
+    chat, markdown, hostile, calls, stop, again, kept, engine,
     dark: () => states(page, "dark", DESKTOP, "dark"),
     phone: () => states(page, "phone", PHONE, "light"),
     phoneDark: () => states(page, "phone-dark", PHONE, "dark"),

@@ -24,7 +24,7 @@ from tests.templates import THINKS_ITSELF
 from tests.tiny import write_checkpoint, write_tokenizer
 
 HERE = Path(__file__).parent
-LONGEST_S = 120
+LONGEST_S = 300
 SIZES = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "max_position_embeddings": 16384}
 STEP_S = 0.003  # the least that a step takes, as with a model of some size: something to watch and to stop
 KEY = "sk-of-the-page"

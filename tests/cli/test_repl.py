@@ -10,8 +10,10 @@ from mlxcel_cli import transcript
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import NO_TEMPLATE, Conversation
 from mlxcel_cli.errors import EngineGone
-from mlxcel_cli.repl import HELP, STOPPED, Repl
+from mlxcel_cli.repl import STOPPED, Repl
+from mlxcel_cli.slash import help_text
 from mlxcel_cli.transport import InProcess
+from mlxcel_cli.view import View
 from tests.cli.double import Double, Refusal
 
 pytestmark = pytest.mark.anyio
@@ -23,7 +25,7 @@ class Given:
     def __init__(self, *messages) -> None:
         self.messages = list(messages)
 
-    async def read(self) -> str | None:
+    async def read(self, status: str = "") -> str | None:
         return self.messages.pop(0) if self.messages else None
 
 
@@ -61,7 +63,7 @@ async def test_bye_leaves(word):
 @pytest.mark.parametrize("word", ["/help", "/?"])
 async def test_help_lists_the_commands(word, capsys):
     await chat(Double(), word)
-    assert capsys.readouterr() == ("", HELP + "\n")
+    assert capsys.readouterr() == ("", help_text() + "\n")
 
 
 async def test_clear_forgets_the_turns_and_keeps_the_system_prompt():
@@ -241,6 +243,9 @@ async def test_set_alone_shows_every_field(capsys):
         ["seed", "default"],
         ["max_tokens", "default"],
         ["stop", '"a" "b c"'],
+        ["reasoning", "hide"],
+        ["markdown", "off"],
+        ["stats", "off"],
     ]
     assert last == "(top-k: 4)"
 
@@ -295,7 +300,7 @@ async def test_a_saved_conversation_is_gone_on_with_later(tmp_path, capsys):
     assert asked(double)[3] == start
     said = capsys.readouterr().err
     assert f"(saved to {file})" in said
-    assert f"(1 turn loaded from {file})" in said
+    assert f'(1 turn, the last "one", system prompt "brief" loaded from {file})' in said
     assert [message["content"] for message in transcript.read(file)] == ["brief", "one", "Hello", "two", "Hello"]
 
 
@@ -340,7 +345,7 @@ async def test_a_file_that_cannot_be_loaded_leaves_the_conversation_as_it_was(tm
 
 
 async def test_stats_are_one_line_of_talk(capsys):
-    await chat(Double(), "one", stats=True)
+    await chat(Double(), "one", shown=View(stats=True))
     said = capsys.readouterr().err
     assert said.startswith("prompt: 4 tokens, 40.0 tokens/s | new: 2 tokens, 20.0 tokens/s | first token after 0.")
     assert said.count("\n") == 1

@@ -1,0 +1,78 @@
+"""The last lines on a terminal, which may still change.
+
+What has been kept, or has scrolled off, is never written again: at most a screenful is open, and of that only what
+differs is redrawn. It knows lines with colours in them, and nothing of what they say.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Sequence
+
+from rich.cells import cell_len
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+# Between the two a terminal that knows them shows nothing (DEC private mode 2026, "synchronized output").
+HOLD, SHOW = "\x1b[?2026h", "\x1b[?2026l"
+ERASE_BELOW = "\x1b[J"
+TAB_CELLS = 8
+
+
+class Live:
+    """Lines at the end of the terminal that `write` writes to; `size` is its size now."""
+
+    def __init__(self, write: Callable[[str], None], size: Callable[[], os.terminal_size]) -> None:
+        self._write = write
+        self._size = size
+        self._open: list[str] = []
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the cursor stands behind a line that may still change."""
+        return bool(self._open)
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show `lines` in place of the open ones; of more than a screenful, the last."""
+        size = self._size()
+        shown, num_rows = len(lines), 0
+        while shown and (num_rows := num_rows + rows(lines[shown - 1], size.columns)) < size.lines:
+            shown -= 1
+        self._replace(lines[min(shown, max(len(lines) - 1, 0)) :], size)
+
+    def keep(self, lines: Sequence[str]) -> None:
+        """Write `lines` for good in place of the open ones."""
+        self._replace(lines, self._size())
+        if lines:
+            self._write("\n")
+        self._open = []
+
+    def _replace(self, lines: Sequence[str], size: os.terminal_size) -> None:
+        old, self._open = self._open, list(lines)
+        same = 0
+        while same < min(len(old), len(lines)) and old[same] == lines[same]:
+            same += 1
+        if same == len(old):
+            rest = lines[same:]
+            self._write("".join(["\n" if same and rest else "", "\n".join(rest)]))
+            return
+        if same == len(old) - 1 and same < len(lines) and lines[same].startswith(old[same]):
+            self._write("\n".join([lines[same][len(old[same]) :], *lines[same + 1 :]]))
+            return
+        same = min(same, max(len(lines) - 1, 0))
+        num_up = sum(rows(line, size.columns) for line in old[same:]) - 1
+        if num_up < size.lines:
+            up = f"\x1b[{num_up}A" if num_up else ""
+            self._write("".join([HOLD, "\r", up, ERASE_BELOW, "\n".join(lines[same:]), SHOW]))
+        else:
+            self._go_on(old[same:], lines[same:])
+
+    def _go_on(self, old: Sequence[str], lines: Sequence[str]) -> None:
+        """Write behind what cannot be reached any more; only its colours may have changed."""
+        before, now = ("\n".join(COLOURS.sub("", line) for line in some) for some in (old, lines))
+        self._write(now[len(before) :] if now.startswith(before) else f"\n{now}")
+
+
+def rows(line: str, columns: int) -> int:
+    """How many rows of the terminal a line takes."""
+    cells = cell_len(COLOURS.sub("", line).expandtabs(TAB_CELLS))
+    return max(1, math.ceil(cells / max(columns, 1)))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from rich.cells import cell_len
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+TABS_AND_COLOURS = re.compile(r"(\t|\x1b\[[0-9;]*m)")
 # Between the two a terminal that knows them shows nothing (DEC private mode 2026, "synchronized output").
 HOLD, SHOW = "\x1b[?2026h", "\x1b[?2026l"
 ERASE_BELOW = "\x1b[J"
@@ -34,6 +35,7 @@ class Live:
     def draw(self, lines: Sequence[str]) -> None:
         """Show `lines` in place of the open ones; of more than a screenful, the last."""
         size = self._size()
+        lines = [untabbed(line) for line in lines]
         shown, num_rows = len(lines), 0
         while shown and (num_rows := num_rows + rows(lines[shown - 1], size.columns)) < size.lines:
             shown -= 1
@@ -68,11 +70,24 @@ class Live:
 
     def _go_on(self, old: Sequence[str], lines: Sequence[str]) -> None:
         """Write behind what cannot be reached any more; only its colours may have changed."""
-        before, now = ("\n".join(COLOURS.sub("", line) for line in some) for some in (old, lines))
+        before, now = ("\n".join(COLOURS.sub("", untabbed(line)) for line in some) for some in (old, lines))
         self._write(now[len(before) :] if now.startswith(before) else f"\n{now}")
 
 
 def rows(line: str, columns: int) -> int:
     """How many rows of the terminal a line takes."""
-    cells = cell_len(COLOURS.sub("", line).expandtabs(TAB_CELLS))
-    return max(1, math.ceil(cells / max(columns, 1)))
+    return max(1, math.ceil(cell_len(COLOURS.sub("", line)) / max(columns, 1)))
+
+
+def untabbed(line: str) -> str:
+    """A line with spaces for its tabs, so that its cells can be counted: a terminal's tabs end at its edge."""
+    if "\t" not in line:
+        return line
+    parts, cells = [], 0
+    for part in TABS_AND_COLOURS.split(line):
+        if part == "\t":
+            part = " " * (TAB_CELLS - cells % TAB_CELLS)
+        if not part.startswith("\x1b"):
+            cells += cell_len(part)
+        parts.append(part)
+    return "".join(parts)

@@ -55,9 +55,7 @@ class Kept:
         transcript.write(self._path, messages, replaces=self._seen is not None)
         self.messages, self._seen = list(messages), self._state()
         if taken:
-            raise UserError(
-                f"another chat has written session {taken}", hint=f"this one is session {self.name} now"
-            )
+            raise UserError(f"another chat wrote session {taken}", hint=f"this one is session {self.name} now")
 
     def is_kept(self, messages: Sequence[Message]) -> bool:
         """Whether that is what is kept now."""

@@ -3,6 +3,7 @@
 import re
 import stat
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UserError
@@ -12,21 +13,36 @@ MOST_BYTES = 1_000_000
 BACKTICKS = re.compile(r"`{3,}")
 
 
-def quoted(name: str, *, may_wait: bool = False) -> str:
-    """The text of the file called `name`, as it stands in a prompt: its name, and the text between marks.
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A file's text under the name that the person gave."""
 
-    With `may_wait` it may be a pipe, which is read to its end. Raises UserError naming a file that is missing, no
-    file, empty, too large or not text.
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        """As it stands in a prompt: the name, and the text between marks."""
+        marks = "`" * max([3, *(len(run) + 1 for run in BACKTICKS.findall(self.text))])
+        end = "" if self.text.endswith("\n") else "\n"
+        return f"{self.name}:\n{marks}\n{self.text}{end}{marks}"
+
+    @property
+    def size(self) -> str:
+        """How much it is."""
+        return f"{render.count(len(self.text.splitlines()), 'line')}, {render.size(len(self.text.encode()))}"
+
+
+def quote(name: str, *, may_wait: bool = False) -> Quote:
+    """The text of the file called `name`. With `may_wait` it may be a pipe, which is read to its end.
+
+    Raises UserError naming a file that is missing, no file, empty, too large or not text.
     """
-    text = _text(path_of(name), name, may_wait=may_wait)
-    marks = "`" * max([3, *(len(run) + 1 for run in BACKTICKS.findall(text))])
-    end = "" if text.endswith("\n") else "\n"
-    return f"{name}:\n{marks}\n{text}{end}{marks}"
+    return Quote(name, _text(path_of(name), name, may_wait=may_wait))
 
 
-def before(prompt: str, quotes: Iterable[str]) -> str:
+def before(prompt: str, quotes: Iterable[Quote]) -> str:
     """A prompt behind the files that it is about."""
-    return "\n\n".join([*quotes, *([prompt] if prompt else [])])
+    return "\n\n".join([*map(str, quotes), *([prompt] if prompt else [])])
 
 
 def path_of(name: str) -> Path:

@@ -16,6 +16,7 @@ from mlxcel_cli import answer, asked, files, render, transcript, view
 from mlxcel_cli.answer import Answer
 from mlxcel_cli.chats import Kept
 from mlxcel_cli.conversation import Conversation
+from mlxcel_cli.files import Quote
 from mlxcel_cli.interrupt import interrupt_calls, unechoed
 from mlxcel_cli.lines import Lines
 from mlxcel_cli.slash import help_text
@@ -55,7 +56,7 @@ class Repl:
         self._answered: Answer | None = None
         self._context_length: int | None = None
         self._file: Path | None = None
-        self._quotes: dict[str, str] = {}
+        self._quotes: dict[str, Quote] = {}
         self._commands: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -166,10 +167,8 @@ class Repl:
             self._quotes.clear()
             render.note("(no file goes with the next message)")
         elif name:
-            quote = files.quoted(name)
-            self._quotes[name] = quote
-            size = f"{render.count(quote.count(chr(10)) - 2, 'line')}, {render.size(len(quote.encode()))}"
-            render.note(f"({name} goes with the next message: {size})")
+            self._quotes[name] = files.quote(name)
+            render.note(f"({name} goes with the next message: {self._quotes[name].size})")
         else:
             listed = ", ".join(self._quotes) or "no file"
             render.note(f"({listed} with the next message)")

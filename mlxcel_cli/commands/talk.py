@@ -215,7 +215,7 @@ def _spoken(
 ) -> _Spoken:
     """The files called `names` come before the prompt, and all of it where the template has its $input."""
     values = _parameters(parameters, template)
-    quotes = [files.quoted(name, may_wait=True) for name in names]
+    quotes = [files.quote(name, may_wait=True) for name in names]
     speaks = bool(quotes) or (template.prompt is not None and not template.takes_input)
     said = _prompt_text(prompt, needed=not speaks)
     if said is not None or quotes:

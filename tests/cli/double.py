@@ -1,7 +1,8 @@
 """A server that speaks the API's shapes and thinks nothing: its answers are given. It remembers what it was asked.
 
-`answer` decides what each request gets: a list of text pieces, or an exception status with its error object. With
-`hold` the stream stays open after its pieces until the client leaves.
+`answer` decides what each request gets: a list of text pieces, or an exception status with its error object. What
+it `thinks` comes before. A word is a token where tokens are counted. With `hold` the stream stays open after its
+pieces until the client leaves.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ class Refusal:
 class Double:
     answer: Callable[[dict[str, Any]], Sequence[str] | Refusal] = lambda body: ["Hel", "lo"]
     finish_reason: str = "stop"
+    thinks: Sequence[str] = ()
     hold: bool = False
     fails_midway: bool = False
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -47,6 +49,8 @@ class Double:
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/health", self.health),
+            Route("/props", self.props),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
         ]
         return Starlette(routes=routes, lifespan=lifespan)
 
@@ -55,6 +59,14 @@ class Double:
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def props(self, request: Request) -> Response:
+        return JSONResponse({"default_generation_settings": {"n_ctx": 100}})
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await request.json()
+        texts = [body.get("system", ""), *(message["content"] for message in body["messages"])]
+        return JSONResponse({"input_tokens": sum(len(text.split()) for text in texts)})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
@@ -79,6 +91,9 @@ class Double:
 
         try:
             yield ": prefill 3/4\n\n"
+            for thought in self.thinks:
+                choice = {"index": 0, "delta": {"reasoning_content": thought}}
+                yield f"data: {json.dumps({'choices': [choice]})}\n\n"
             for piece in pieces:
                 yield chunk(piece)
                 self.started.set()

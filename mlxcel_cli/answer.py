@@ -215,7 +215,7 @@ def of_context(num_tokens: int, context_length: int | None) -> str:
     """What a conversation takes of the context, whose length may not be known."""
     if not context_length:
         return f"context {render.count(num_tokens, 'token')}"
-    return f"context {num_tokens} of {context_length} tokens ({num_tokens / context_length:.0%})"
+    return f"context {num_tokens} of {context_length} ({num_tokens / context_length:.0%})"
 
 
 def _drafted(timings: Mapping[str, Any]) -> str:

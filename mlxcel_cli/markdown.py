@@ -41,6 +41,8 @@ THEME = Theme(
     }
 )
 TRAILING_SPACES = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$")
+EMPTY_LINE = re.compile(r"\n[ \t]*\n\Z")
+ENDED_BY_EMPTY_LINES = ("paragraph_open", "heading_open", "hr", "table_open")
 LISTS = ("bullet_list_open", "ordered_list_open")
 
 
@@ -133,11 +135,16 @@ class Markdown:
 
         Only whole lines decide: what a half line becomes is not known.
         """
-        blocks = parsed(self._source[: self._source.rfind("\n") + 1])
+        whole = self._source[: self._source.rfind("\n") + 1]
+        blocks = parsed(whole)
         if not blocks:
             return
         for block in blocks[:-1]:
             self._keep(block)
+        if blocks[-1].kind in ENDED_BY_EMPTY_LINES and EMPTY_LINE.search(whole):
+            self._keep(blocks[-1])
+            self._source = self._source[len(whole) :]
+            return
         last, start = blocks[-1], blocks[-1].start
         if last.kind in LISTS and len(items := _items(last)) > 1:
             num_tokens = last.tokens.index(items[-1])

@@ -104,6 +104,7 @@ def run(
         _save(Template(save_template, system, prompt, model, asked=asked), given)
         return
     spoken = _spoken(_template(template), param, system=system, prompt=prompt, names=file or ())
+    kept = _kept(session, goes_on=goes_on, no_session=no_session)
     common = _common(
         model or spoken.model,
         server,
@@ -114,7 +115,7 @@ def run(
         file=config_file,
         once=spoken.prompt is not None,
     )
-    common |= _kept(session, goes_on=goes_on, no_session=no_session)
+    common |= kept
 
     from mlxcel_cli import session as talks
 
@@ -151,6 +152,7 @@ def chat(
     if known.prompt is not None:
         raise WrongUsage(f"template {template} has a prompt of its own", hint=f"mlxcel run --template {template}")
     filled, _ = known.filled(None, _parameters(param, known))
+    kept = _kept(session, goes_on=goes_on, no_session=no_session)
     common = _common(
         model or known.model,
         server,
@@ -160,7 +162,7 @@ def chat(
         max_tokens=max_tokens,
         file=config_file,
     )
-    common |= _kept(session, goes_on=goes_on, no_session=no_session)
+    common |= kept
 
     from mlxcel_cli import session as talks
 

@@ -1,12 +1,13 @@
 """A server that speaks the API's shapes and thinks nothing: its answers are given. It remembers what it was asked.
 
-`answer` decides what each request gets: a list of text pieces, or an exception status with its error object. What
-it `thinks` comes before. A word is a token where tokens are counted. With `hold` the stream stays open after its
-pieces until the client leaves.
+`answer` decides what each request gets: a list of text pieces and of events that it waits for, or an error's
+status and object. What it `thinks` comes before. A word is a token where tokens are counted. With `hold` the
+stream stays open after its pieces until the client leaves.
 """
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ class Refusal:
 
 @dataclass
 class Double:
-    answer: Callable[[dict[str, Any]], Sequence[str] | Refusal] = lambda body: ["Hel", "lo"]
+    answer: Callable[[dict[str, Any]], Sequence[str | threading.Event] | Refusal] = lambda body: ["Hel", "lo"]
     finish_reason: str = "stop"
     thinks: Sequence[str] = ()
     hold: bool = False
@@ -82,7 +83,7 @@ class Double:
             return JSONResponse({"error": error}, answer.status)
         return StreamingResponse(self.frames(request.url.path, answer), media_type="text/event-stream")
 
-    async def frames(self, path: str, pieces: Sequence[str]) -> AsyncIterator[str]:
+    async def frames(self, path: str, pieces: Sequence[str | threading.Event]) -> AsyncIterator[str]:
         def chunk(text: str | None, finish_reason: str | None = None) -> str:
             said = (
                 {"text": text or ""} if path == "/v1/completions" else {"delta": {"content": text} if text else {}}
@@ -95,7 +96,10 @@ class Double:
                 choice = {"index": 0, "delta": {"reasoning_content": thought}}
                 yield f"data: {json.dumps({'choices': [choice]})}\n\n"
             for piece in pieces:
-                yield chunk(piece)
+                if isinstance(piece, threading.Event):
+                    await asyncio.to_thread(piece.wait)
+                else:
+                    yield chunk(piece)
                 self.started.set()
             if self.hold:
                 await asyncio.Event().wait()

@@ -327,7 +327,7 @@ async def test_the_status_tells_the_model_and_what_the_last_answer_took(tmp_path
     (tmp_path / "a").write_text("x")
     double = Double()
     await chat(double, "one", "/clear", f"/file {tmp_path / 'a'}", name="double")
-    taken = "2 tokens, 20.0 tokens/s | context 6 of 100 tokens (6%)"
+    taken = "2 tokens, 20.0 tokens/s | context 6 of 100 (6%)"
     assert double.statuses == ["double", f"double | {taken}", "double", "double | 1 file for the next message"]
 
 
@@ -367,8 +367,8 @@ async def test_tokens_counts_the_conversation_with_what_is_attached(tmp_path, ca
     (tmp_path / "a").write_text("one two three")
     await chat(Double(), "one two", "/tokens", f"/file {tmp_path / 'a'}", "/tokens", system="be brief")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "(context 5 of 100 tokens (5%))"
-    assert said[2] == "(context 11 of 100 tokens (11%))"
+    assert said[0] == "(context 5 of 100 (5%))"
+    assert said[2] == "(context 11 of 100 (11%))"
 
 
 async def test_a_server_that_does_not_count_tokens_is_named(capsys):

@@ -1,43 +1,111 @@
 """One answer on the terminal: its text on stdout as it comes, what is to be said about it on stderr."""
 
 import asyncio
+import os
+import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from mlxcel_cli import render
+from mlxcel_cli import config, render
 from mlxcel_cli.pieces import End, Piece, Prefill, Reasoning, Text
+from mlxcel_cli.view import View
 
 SILENCE_S = 1.0
 # What a terminal would act on, shown instead: an answer must not move the cursor or set the window's title.
 SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 SHOWN_CONTROLS[ord("\r")] = ""
+HOW_TO_SEE = "--show-reasoning, or /reasoning in a chat, shows it"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One answer that was shown whole. `first_s` is the time to its first token as the person felt it.
 
-    `only_thought`: there was reasoning that was not shown, and nothing else.
+    `thought` is the reasoning; `only_thought`: it was not shown, and there was nothing else.
     """
 
     end: End
     first_s: float
+    thought: str = ""
     only_thought: bool = False
 
 
-async def show(pieces: AsyncGenerator[Piece, None], *, show_reasoning: bool = False) -> Answer:
+class Writer(Protocol):
+    """Where an answer's text goes. `is_open`: the cursor stands behind text, where nothing else may be written."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def feed(self, text: str) -> None:
+        """More text."""
+
+    def end(self) -> None:
+        """There is no more: end the line."""
+
+
+class Plain:
+    """Text as it is."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    def feed(self, text: str) -> None:
+        render.put(text)
+        self.is_open = not text.endswith("\n")
+
+    def end(self) -> None:
+        if self.is_open:
+            render.put("\n")
+            self.is_open = False
+
+
+class Thoughts:
+    """What the model thinks before it answers: shown dimmed, folded into one line, or part of the waiting."""
+
+    def __init__(self, wish: str, status: render.Status) -> None:
+        self._wish = wish
+        self._status = status
+        self._is_screen = render.is_terminal(sys.stderr)
+        self._since_s: float | None = None
+        self._last = "\n"
+        self.text = ""
+
+    def take(self, text: str, *, on_screen: bool) -> None:
+        """More of it; while `on_screen` holds other text, nothing is drawn over it."""
+        self._since_s = self._since_s or time.monotonic()
+        self.text += text
+        if self._wish == "show":
+            self._status.clear()
+            render.aside(_shown(text, self._is_screen))
+            self._last = text[-1]
+        elif not on_screen:
+            self._status.show(f"thinking ... {time.monotonic() - self._since_s:.0f} s")
+
+    def close(self) -> None:
+        """The answer begins, or nothing more comes."""
+        if self._since_s is None:
+            return
+        if self._wish == "show":
+            render.aside("\n" if self._last == "\n" else "\n\n")
+        elif self._wish == "fold":
+            self._status.clear()
+            render.note(f"(thought for {time.monotonic() - self._since_s:.1f} s; /reasoning shows it)")
+        self._since_s = None
+
+
+async def show(pieces: AsyncGenerator[Piece, None], view: View = View()) -> Answer:
     """Write an answer to stdout as it comes, and a note on stderr while it keeps people waiting.
 
-    Reasoning is talk: with `show_reasoning` it goes to stderr, else it is part of the waiting.
+    Reasoning is talk: it goes to stderr, or nowhere.
     """
-    status, started_s, first_s, last = render.Status(), time.monotonic(), None, "\n"
+    status, started_s, first_s = render.Status(), time.monotonic(), None
     waiting = asyncio.get_running_loop().call_later(SILENCE_S, status.show, "waiting for the model ...")
-    is_screen, thought = render.is_terminal(sys.stdout), ""
-    end = End("")
+    writer, thoughts = _writer(view), Thoughts(view.reasoning, status)
+    end, has_text, is_screen = End(""), False, render.is_terminal(sys.stdout)
     try:
         async with aclosing(pieces):
             async for piece in pieces:
@@ -46,44 +114,53 @@ async def show(pieces: AsyncGenerator[Piece, None], *, show_reasoning: bool = Fa
                     waiting.cancel()
                 if isinstance(piece, Text):
                     status.clear()
-                    thought = _closed(thought, show_reasoning)
-                    render.put(_shown(piece.text, is_screen))
-                    last = piece.text[-1]
+                    thoughts.close()
+                    writer.feed(_shown(piece.text, is_screen))
+                    has_text = True
                 elif isinstance(piece, Reasoning):
-                    thought = piece.text
-                    if show_reasoning:
-                        render.aside(_shown(piece.text, render.is_terminal(sys.stderr)))
-                    else:
-                        status.show("thinking ...")
+                    if view.reasoning == "show":
+                        writer.end()
+                    thoughts.take(piece.text, on_screen=writer.is_open)
                 elif isinstance(piece, Prefill):
-                    if time.monotonic() - started_s >= SILENCE_S:
+                    if time.monotonic() - started_s >= SILENCE_S and not writer.is_open:
                         status.show(f"reading the prompt: {piece.done} of {piece.total} tokens")
                 else:
                     end = piece
     finally:
         waiting.cancel()
         status.clear()
-        only_thought = bool(thought) and not show_reasoning
-        _closed(thought, show_reasoning)
-        if last != "\n":
-            render.put("\n")
-    return Answer(end, first_s or time.monotonic() - started_s, only_thought)
+        writer.end()
+        thoughts.close()
+    only_thought = bool(thoughts.text) and not has_text and view.reasoning != "show"
+    return Answer(end, first_s or time.monotonic() - started_s, thoughts.text, only_thought)
+
+
+def _writer(view: View) -> Writer:
+    """Markdown where it is wanted and the terminal can, else plain text."""
+    if not (view.markdown and render.is_terminal(sys.stdout) and config.wants_colour()):
+        return Plain()
+
+    from mlxcel_cli.markdown import Markdown
+
+    return Markdown(lambda text: render.put(text) if text else None, _terminal_size)
+
+
+def _terminal_size() -> os.terminal_size:
+    """The size now; the one that the environment tells is that of the start."""
+    with suppress(OSError, ValueError):
+        size = os.get_terminal_size(sys.stdout.fileno())
+        if size.columns and size.lines:
+            return size
+    return shutil.get_terminal_size()
 
 
 def _shown(text: str, is_screen: bool) -> str:
     return text.translate(SHOWN_CONTROLS) if is_screen else text
 
 
-def _closed(thought: str, show_reasoning: bool) -> str:
-    """End the reasoning that came last, if any, with a blank line where it is shown."""
-    if thought and show_reasoning:
-        render.aside("\n\n" if not thought.endswith("\n") else "\n")
-    return ""
-
-
 def remark(shown: Answer, max_tokens: int | None, *, with_stats: bool) -> None:
     """What there is to say once an answer is whole: that it was cut, and its numbers where they are wanted."""
-    thought = "(nothing but reasoning came; --show-reasoning shows it)" if shown.only_thought else ""
+    thought = f"(nothing but reasoning came; {HOW_TO_SEE})" if shown.only_thought else ""
     for line in (thought, cut(shown, max_tokens), with_stats and stats(shown)):
         if line:
             render.note(line)
@@ -94,7 +171,7 @@ def cut(shown: Answer, max_tokens: int | None) -> str:
     if shown.end.finish_reason != "length":
         return ""
     count = shown.end.usage.get("completion_tokens")
-    at = "cut" if count is None else f"cut at {count} token{'' if count == 1 else 's'}"
+    at = "cut" if count is None else f"cut at {render.count(count, 'token')}"
     if max_tokens is not None and max_tokens == count:
         return f"({at} by --max-tokens {max_tokens}; without it the answer runs to its end)"
     return f"({at}: the context is full, or the server allows no more)"
@@ -119,17 +196,39 @@ def stats(shown: Answer) -> str:
     return " | ".join(part for part in parts if part)
 
 
+def taken(shown: Answer, context_length: int | None) -> str:
+    """An answer's tokens, how fast they came, and what prompt and answer take of the context."""
+    timings, usage = shown.end.timings, shown.end.usage
+    prompt = usage.get("prompt_tokens", timings.get("prompt_n"))
+    new = usage.get("completion_tokens", timings.get("predicted_n"))
+    context = "" if prompt is None or new is None else of_context(prompt + new, context_length)
+    num_cached = timings.get("cache_n") or (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    parts = [
+        _rate("", new, timings.get("predicted_per_second")),
+        context,
+        f"{num_cached} cached" if num_cached else "",
+    ]
+    return " | ".join(part for part in parts if part)
+
+
+def of_context(num_tokens: int, context_length: int | None) -> str:
+    """What a conversation takes of the context, whose length may not be known."""
+    if not context_length:
+        return f"context {render.count(num_tokens, 'token')}"
+    return f"context {num_tokens} of {context_length} ({num_tokens / context_length:.0%})"
+
+
 def _drafted(timings: Mapping[str, Any]) -> str:
     """What came of draft tokens, where anybody drafts."""
     kind, rounds = timings.get("draft_kind"), timings.get("draft_rounds")
     if not kind:
         return ""
     pauses = timings.get("draft_pauses", 0)
-    paused = f", paused {pauses} time{'' if pauses == 1 else 's'}" if pauses else ""
+    paused = f", paused {render.count(pauses, 'time')}" if pauses else ""
     if not rounds:
         return f"{kind}: nothing drafted{paused}"
     proposed, accepted = timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
-    each = f"{timings.get('draft_mean_accepted', 0):.1f} in each of {rounds} step{'' if rounds == 1 else 's'}"
+    each = f"{timings.get('draft_mean_accepted', 0):.1f} in each of {render.count(rounds, 'step')}"
     return f"{kind}: {accepted} of {proposed} draft tokens accepted, {each}{paused}"
 
 
@@ -139,4 +238,5 @@ def _rate(what: str, count: int | None, per_second: float | None, *, num_cached:
         return ""
     cached = f", {num_cached} of them cached" if num_cached else ""
     rate = f", {per_second:.1f} tokens/s" if per_second else ""
-    return f"{what}: {count} token{'' if count == 1 else 's'}{cached}{rate}"
+    named = f"{what}: " if what else ""
+    return f"{named}{render.count(count, 'token')}{cached}{rate}"

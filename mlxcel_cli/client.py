@@ -130,6 +130,31 @@ class Client:
         """What the server says of its model and of how it runs it."""
         return await self._get("/props")
 
+    async def context_length(self) -> int | None:
+        """The most tokens that prompt and answer may have together; None where the server does not say."""
+        try:
+            settings = (await self.props()).get("default_generation_settings")
+        except MlxcelError:
+            return None
+        length = settings.get("n_ctx") if isinstance(settings, dict) else None
+        return length if isinstance(length, int) and length > 0 else None
+
+    async def num_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
+        """How many tokens the prompt of `messages` has. Raises UserError where the server does not count them."""
+        body = {"model": self._model.get("model") or (await self.models())[0]}
+        body["messages"] = [message for message in messages if message["role"] != "system"]
+        if system := [message["content"] for message in messages if message["role"] == "system"]:
+            body["system"] = system[0]
+        try:
+            counted = (await self._get("/v1/messages/count_tokens", method="POST", body=body)).get("input_tokens")
+        except Refused as refusal:
+            if refusal.status not in (404, 405, 501):
+                raise
+            counted = None
+        if not isinstance(counted, int):
+            raise UserError(f"the server at {self._address} does not count tokens")
+        return counted
+
     async def router_stats(self) -> dict[str, Any]:
         """A router's nodes, and what it has them do."""
         return await self._get("/router/stats")
@@ -138,9 +163,11 @@ class Client:
         """Have a router give `node` nothing new, or let it take part again."""
         await self._get(f"/router/nodes/{node}/drain", method="POST" if drains else "DELETE")
 
-    async def _get(self, path: str, *, method: str = "GET") -> dict[str, Any]:
+    async def _get(
+        self, path: str, *, method: str = "GET", body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         try:
-            response = await self._http.request(method, path)
+            response = await self._http.request(method, path, json=body)
         except httpx2.TransportError as error:
             raise self._gone(error) from error
         if response.is_error:

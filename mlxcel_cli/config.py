@@ -157,7 +157,9 @@ def settle(
     Raises ConfigError naming the key or variable that is unknown or of the wrong kind.
     """
     named = file or environment.get(f"{PREFIX}CONFIG")
-    in_file = _from_file(Path(named) if named else _usual_file(environment), required=bool(named))
+    in_file = _from_file(
+        Path(named) if named else user_config_dir(environment) / "config.toml", required=bool(named)
+    )
     model_in_file = in_file.pop("model", None)
     values = {**in_file, **_from_environment(environment), **_from_flags(given)}
     return Settings(values, model or environment.get(f"{PREFIX}MODEL") or model_in_file)
@@ -237,6 +239,16 @@ def user_data_dir(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(platformdirs.user_data_dir("mlxcel", appauthor=False))
 
 
+def sessions_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where chats are kept."""
+    return user_data_dir(environment) / "sessions"
+
+
+def templates_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where templates are."""
+    return user_config_dir(environment) / "templates"
+
+
 def wants_colour(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether the person allows colour and cursor movement at all (https://no-color.org, dumb terminals)."""
     return not environment.get("NO_COLOR") and not is_dumb(environment)
@@ -247,9 +259,10 @@ def is_dumb(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("TERM", "") in ("dumb", "unknown")
 
 
-def _usual_file(environment: Mapping[str, str]) -> Path:
+def user_config_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the config file and the templates are."""
     home = environment.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path("~/.config").expanduser()) / "mlxcel" / "config.toml"
+    return (Path(home) if home else Path("~/.config").expanduser()) / "mlxcel"
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:

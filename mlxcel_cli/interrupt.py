@@ -1,10 +1,11 @@
-"""What Ctrl-C does while the chat or an answer runs."""
+"""What keys do while the chat or an answer runs: Ctrl-C stops it, others wait for the next prompt."""
 
 import asyncio
 import signal
+import termios
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 
 @contextmanager
@@ -28,3 +29,21 @@ def interrupt_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def unechoed(stdin: TextIO | None) -> Iterator[None]:
+    """Within the block, a terminal behind `stdin` does not show what is typed, Ctrl-C included."""
+    if stdin is None or not stdin.isatty():
+        yield
+        return
+    descriptor = stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    quiet = termios.tcgetattr(descriptor)
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)

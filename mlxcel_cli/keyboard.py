@@ -1,4 +1,4 @@
-"""Messages typed at a terminal. prompt_toolkit is known here and nowhere else."""
+"""Messages typed at a terminal. prompt_toolkit is known here and in `completer`."""
 
 import os
 from collections.abc import Callable
@@ -6,14 +6,30 @@ from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.filters import Condition
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
-from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import ColorDepth, Output, create_output
+from prompt_toolkit.styles import Style
 
-from mlxcel_cli import render
+from mlxcel_cli import config, render
+from mlxcel_cli.completer import SlashCompleter
 from mlxcel_cli.lines import CONTINUED, PROMPT, is_open, unquoted
 
 HOW_TO_LEAVE = "(/bye or Ctrl-D leaves)"
+MOST_ECHOED_LINES, MOST_ECHOED_LETTERS = 10, 1000
+ECHOED_LINES = 3
+STYLE = Style.from_dict(
+    {
+        "bottom-toolbar": "noreverse fg:ansibrightblack",
+        "continuation": "fg:ansibrightblack",
+        "completion-menu": "noreverse bg:default",
+        "completion-menu.completion.current": "reverse",
+        "completion-menu.meta.completion": "fg:ansibrightblack bg:default",
+        "completion-menu.meta.completion.current": "fg:ansibrightblack bg:default",
+    }
+)
 
 
 class Keyboard:
@@ -24,23 +40,75 @@ class Keyboard:
     """
 
     def __init__(self, history: History, output: Output | None = None) -> None:
+        self._output = output or create_output(always_prefer_tty=True)
         self._session: PromptSession[str] = PromptSession(
             message=PROMPT,
             history=history,
-            multiline=Condition(lambda: is_open(get_app().current_buffer.text)),
-            prompt_continuation=CONTINUED,
-            output=output or create_output(always_prefer_tty=True),
+            multiline=Condition(_is_open),
+            prompt_continuation=[("class:continuation", CONTINUED)],
+            completer=SlashCompleter(),
+            complete_while_typing=Condition(_is_command),
+            enable_history_search=Condition(lambda: not _is_command()),
+            key_bindings=_keys(),
+            style=STYLE,
+            color_depth=None if config.wants_colour() else ColorDepth.DEPTH_1_BIT,
+            output=self._output,
         )
 
-    async def read(self) -> str | None:
+    async def read(self, status: str = "") -> str | None:
         while True:
             try:
-                return unquoted(await self._session.prompt_async())
+                self._session.bottom_toolbar = status or None
+                text = await self._session.prompt_async()
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     render.note(HOW_TO_LEAVE)
             except EOFError:
                 return None
+            else:
+                if is_long(text):
+                    self._echo(text)
+                return unquoted(text)
+
+    def _echo(self, text: str) -> None:
+        """Show the beginning of a message whose lines were taken away when it was sent."""
+        lines = text.split("\n")
+        shown = [line[: MOST_ECHOED_LETTERS // ECHOED_LINES] for line in lines[:ECHOED_LINES]]
+        size = f"{render.count(len(lines), 'line')}, {render.size(len(text.encode()))}"
+        for prompt, line in zip((PROMPT, CONTINUED, CONTINUED), shown, strict=False):
+            self._output.write(f"{prompt}{line}\n")
+        self._output.write(f"{CONTINUED}({size} in all)\n")
+        self._output.flush()
+
+
+def is_long(text: str) -> bool:
+    """Whether a message would fill the screen once more when it is sent."""
+    return len(text) > MOST_ECHOED_LETTERS or text.count("\n") >= MOST_ECHOED_LINES
+
+
+def _is_open() -> bool:
+    return is_open(get_app().current_buffer.text)
+
+
+def _is_command() -> bool:
+    return get_app().current_buffer.text.startswith("/")
+
+
+def _keys() -> KeyBindings:
+    """Alt-Enter, which terminals send as Esc and Enter, begins a new line. A long message goes when it is sent."""
+    keys = KeyBindings()
+    is_typing = has_focus(DEFAULT_BUFFER)  # and not in a search
+
+    @keys.add("escape", "enter", filter=is_typing)
+    def new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    @keys.add("enter", filter=is_typing & ~Condition(_is_open))
+    def send(event: KeyPressEvent) -> None:
+        event.app.erase_when_done = is_long(event.current_buffer.text)
+        event.current_buffer.validate_and_handle()
+
+    return keys
 
 
 def kept_history(path: Path, *, warn: Callable[[str], None]) -> History:

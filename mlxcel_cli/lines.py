@@ -20,8 +20,8 @@ READ_BYTES = 65536
 class Lines(Protocol):
     """A source of messages."""
 
-    async def read(self) -> str | None:
-        """The next message, without its quotes; None when there are no more."""
+    async def read(self, status: str = "") -> str | None:
+        """The next message, without its quotes; None when there are no more. `status` may be shown meanwhile."""
 
 
 def is_open(text: str) -> bool:
@@ -47,7 +47,7 @@ class Piped:
         self._rest = b""
         self._ended = False
 
-    async def read(self) -> str | None:
+    async def read(self, status: str = "") -> str | None:
         line = await self._line(PROMPT)
         while line is not None and is_open(line):
             if (more := await self._line(CONTINUED)) is None:

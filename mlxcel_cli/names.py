@@ -1,6 +1,6 @@
-"""The names of models on the command line: which are here, and which a half-typed word may become.
+"""Names on the command line, of models, chats and templates: which are here, and what a half-typed one may become.
 
-Imports the store only when asked: completing a word must be quick.
+Imports only when asked: completing a word must be quick.
 """
 
 from pathlib import Path
@@ -18,6 +18,20 @@ def stored(incomplete: str) -> list[str]:
     from engine.model.store import Store
 
     return [entry.short_name for entry in Store().list() if entry.short_name.startswith(incomplete)]
+
+
+def sessions(incomplete: str) -> list[str]:
+    """Which chats are kept."""
+    from mlxcel_cli import chats, config
+
+    return [name for name in chats.names(config.sessions_dir()) if name.startswith(incomplete)]
+
+
+def templates(incomplete: str) -> list[str]:
+    """Which templates there are."""
+    from mlxcel_cli import config, templates
+
+    return [name for name in templates.names(config.templates_dir()) if name.startswith(incomplete)]
 
 
 def here(model: str) -> Path:

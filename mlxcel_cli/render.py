@@ -99,27 +99,31 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
+def count(number: int, what: str) -> str:
+    """So many of what has a plural in s."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def age(seconds: float) -> str:
     """How long ago something was, in its largest unit."""
     for length, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
         if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+            return f"{count(int(seconds // length), unit)} ago"
     return "just now"
 
 
 class Status:
-    """A line on stderr that is replaced and goes away: progress. Nothing at all where stderr is no terminal."""
+    """A line on stderr that is replaced and goes away: progress. Nothing where that cannot be or is unwanted."""
 
     def __init__(self) -> None:
-        self._works = is_terminal(sys.stderr) and not config.is_dumb()
+        self.works = is_terminal(sys.stderr) and config.wants_colour()
         self._drawn_s = 0.0
         self._shown = False
 
     def show(self, text: str) -> None:
         """Replace the line; within a tenth of a second of the last time nothing happens."""
         now = time.monotonic()
-        if self._works and now - self._drawn_s >= REDRAW_S:
+        if self.works and now - self._drawn_s >= REDRAW_S:
             self._drawn_s, self._shown = now, True
             columns = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r\x1b[K{text[:columns]}")
@@ -135,11 +139,11 @@ class Status:
 
 @contextmanager
 def fetching(name: str) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yield a receiver of progress (stage, done and total bytes): a bar on a terminal, else a line a stage."""
+    """Yield a receiver of progress (stage, done and total bytes): a bar where one can be drawn, else lines."""
     status, stages = Status(), set()
 
     def progress(stage: str, done: int, total: int | None) -> None:
-        if stage not in stages and not is_terminal(sys.stderr):
+        if stage not in stages and not status.works:
             note(f"{stage} {name}")
         stages.add(stage)
         status.show(f"{stage} {name} {bar(done, total)}")

@@ -7,32 +7,24 @@ It knows neither keyboards (see lines) nor servers (see conversation).
 import asyncio
 import difflib
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from engine.errors import MlxcelError, UserError
-from mlxcel_cli import answer, asked, render, transcript
+from mlxcel_cli import answer, asked, files, render, transcript, view
 from mlxcel_cli.answer import Answer
+from mlxcel_cli.chats import Kept
 from mlxcel_cli.conversation import Conversation
-from mlxcel_cli.interrupt import interrupt_calls
+from mlxcel_cli.files import Quote
+from mlxcel_cli.interrupt import interrupt_calls, unechoed
 from mlxcel_cli.lines import Lines
+from mlxcel_cli.slash import help_text
+from mlxcel_cli.view import View
 
 COMMAND = re.compile(r"/[a-z?]*(?=\s|$)")
 SHOWN_LETTERS = 60
 STOPPED = "(stopped; the turn is dropped, /retry asks again)"
-HELP = '''\
-/help, /?        this list
-/bye, /exit      leave (also Ctrl-D)
-/clear           forget the conversation; the system prompt stays
-/system [TEXT]   set the system prompt, or show it
-/retry           drop the last answer and ask again
-/undo            drop the last turn; again: the one before
-/save [FILE]     write the conversation to a new file, or again to the one it was saved to or loaded from
-/load FILE       go on from a saved conversation in place of this one
-/set [KEY VALUE] change how later answers are sampled ("default": as before), or show it
-/stats [on|off]  the last answer's numbers; on: after every answer
-"""              begin a message of several lines, and end it
-Ctrl-C           stop the answer and drop its turn; at the prompt: clear the line'''
 
 
 class Leave(Exception):
@@ -40,7 +32,7 @@ class Leave(Exception):
 
 
 class Repl:
-    """One chat; `stats` says whether each answer's numbers are shown, `show_reasoning` whether what it thought is.
+    """One chat. `shown` says how answers are shown, `kept` is where it is kept, if anywhere, `name` the model's.
 
     Errors of the types in `fatal` are raised instead of being told.
     """
@@ -50,17 +42,21 @@ class Repl:
         conversation: Conversation,
         lines: Lines,
         *,
-        stats: bool = False,
-        show_reasoning: bool = False,
+        shown: View = View(),
+        kept: Kept | None = None,
+        name: str = "",
         fatal: tuple[type[MlxcelError], ...] = (),
     ) -> None:
         self._conversation = conversation
         self._lines = lines
-        self._stats = stats
-        self._show_reasoning = show_reasoning
+        self._view = shown
+        self._kept = kept
+        self._name = name
         self._fatal = fatal
         self._answered: Answer | None = None
+        self._context_length: int | None = None
         self._file: Path | None = None
+        self._quotes: dict[str, Quote] = {}
         self._commands: dict[str, Callable[[str], Awaitable[None]]] = {
             "/help": self._help,
             "/?": self._help,
@@ -68,12 +64,15 @@ class Repl:
             "/exit": self._leave,
             "/clear": self._clear,
             "/system": self._system,
+            "/file": self._quote,
             "/retry": self._retry,
             "/undo": self._undo,
             "/save": self._save,
             "/load": self._load,
             "/set": self._set,
+            "/tokens": self._tokens,
             "/stats": self._show_stats,
+            "/reasoning": self._show_reasoning,
         }
 
     async def run(self) -> bool:
@@ -81,9 +80,10 @@ class Repl:
         went_well = True
         while True:
             try:
-                if (message := await self._lines.read()) is None:
+                if (message := await self._lines.read(self._status())) is None:
                     break
                 await self._take(message)
+                self._keep()
             except Leave:
                 break
             except self._fatal:
@@ -99,13 +99,14 @@ class Repl:
             known = self._commands.get(word)
             await (self._unknown(word) if known is None else known(message.removeprefix(word).strip()))
         elif message.strip():
-            await self._turn(message)
+            quotes, self._quotes = self._quotes, {}
+            await self._turn(files.before(message, quotes.values()))
 
     async def _turn(self, text: str) -> None:
         pieces = self._conversation.ask(text)
-        turn = asyncio.ensure_future(answer.show(pieces, show_reasoning=self._show_reasoning))
+        turn = asyncio.ensure_future(answer.show(pieces, self._view))
         try:
-            with interrupt_calls(turn.cancel):
+            with interrupt_calls(turn.cancel), unechoed(sys.stdin):
                 shown = await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
@@ -113,18 +114,45 @@ class Repl:
             render.note(STOPPED)
             return
         self._answered = shown
-        answer.remark(shown, self._conversation.asked.get("max_tokens"), with_stats=self._stats)
+        answer.remark(shown, self._conversation.asked.get("max_tokens"), with_stats=self._view.stats)
+        if self._context_length is None:
+            self._context_length = await self._conversation.client.context_length() or 0
+
+    def _status(self) -> str:
+        """The model, and what the last answer took."""
+        taken = answer.taken(self._answered, self._context_length) if self._answered else ""
+        attached = f"{render.count(len(self._quotes), 'file')} for the next message" if self._quotes else ""
+        return " | ".join(part for part in (self._name, taken, attached) if part)
+
+    def _keep(self) -> None:
+        """Keep the chat as it is now; what cannot be kept is said once."""
+        if self._kept is None:
+            return
+        try:
+            self._kept.write(self._conversation.messages)
+        except UserError as problem:
+            if not self._kept.is_kept(self._conversation.messages):
+                self._kept = None
+                problem = UserError(f"this chat is not kept any more: {problem}", hint=problem.hint)
+            render.failure(problem)
 
     async def _help(self, _: str) -> None:
-        render.say(HELP)
+        render.say(help_text())
 
     async def _leave(self, _: str) -> None:
         raise Leave
 
     async def _clear(self, _: str) -> None:
+        self._begin_anew()
         self._conversation.clear()
-        self._file = None
+        self._quotes.clear()
         render.note("(the conversation is forgotten)")
+
+    def _begin_anew(self) -> None:
+        """What comes is another chat: what is kept of this one stays as it is."""
+        self._file, self._answered = None, None
+        if self._kept is not None:
+            self._kept = self._kept.anew()
 
     async def _system(self, text: str) -> None:
         if text:
@@ -133,6 +161,17 @@ class Repl:
         else:
             system = self._conversation.system or "(none)"
             render.note(f"system prompt: {system.translate(answer.SHOWN_CONTROLS)}")
+
+    async def _quote(self, name: str) -> None:
+        if name == "-":
+            self._quotes.clear()
+            render.note("(no file goes with the next message)")
+        elif name:
+            self._quotes[name] = files.quote(name)
+            render.note(f"({name} goes with the next message: {self._quotes[name].size})")
+        else:
+            listed = ", ".join(self._quotes) or "no file"
+            render.note(f"({listed} with the next message)")
 
     async def _retry(self, _: str) -> None:
         if text := self._conversation.take_back():
@@ -144,10 +183,10 @@ class Repl:
         if (text := self._conversation.undo()) is None:
             render.note("(there is no turn to drop)")
         else:
-            render.note(f"(dropped: {_beginning(text)})")
+            render.note(f"(dropped: {beginning(text)})")
 
     async def _save(self, name: str) -> None:
-        file = _path(name) if name else self._file
+        file = files.path_of(name) if name else self._file
         if file is None:
             raise UserError("/save needs a name the first time", hint="/save FILE")
         transcript.write(file, self._conversation.messages, replaces=file == self._file)
@@ -157,42 +196,66 @@ class Repl:
     async def _load(self, name: str) -> None:
         if not name:
             raise UserError("/load needs the name of a file", hint="/load FILE")
-        file = _path(name)
-        self._conversation.resume(transcript.read(file))
+        file = files.path_of(name)
+        messages = transcript.read(file)
+        self._begin_anew()
+        self._conversation.resume(messages)
         self._file = file
-        turns = len(self._conversation.turns) // 2
-        render.note(f"({turns} turn{'' if turns == 1 else 's'} loaded from {file})")
+        render.note(f"({restored(messages)} loaded from {file})")
 
     async def _set(self, said: str) -> None:
         name, *text = said.split(maxsplit=1) or [""]
         if not name:
-            render.say("\n".join(asked.lines(self._conversation.asked)))
+            own = [f"{key:14}  {view.said(self._view, key)}" for key in view.VALUES]
+            render.say("\n".join([*asked.lines(self._conversation.asked), *own]))
+            return
+        if name in view.VALUES:
+            if text:
+                self._view = view.changed(self._view, name, text[0])
+            render.note(f"({name}: {view.said(self._view, name)})")
             return
         if text:
             self._conversation.asked = asked.changed(self._conversation.asked, name, text[0])
         render.note(f"({name}: {asked.said(self._conversation.asked, name)})")
 
+    async def _tokens(self, _: str) -> None:
+        """Counted as the next prompt, but for what will be asked in it."""
+        client = self._conversation.client
+        question = {"role": "user", "content": files.before("", self._quotes.values())}
+        number = await client.num_tokens([*self._conversation.messages, question])
+        length = await client.context_length()
+        render.note(f"({answer.of_context(number, length)})")
+
     async def _show_stats(self, word: str) -> None:
-        if word in ("on", "off"):
-            self._stats = word == "on"
+        if word in view.SWITCH:
+            self._view = view.changed(self._view, "stats", word)
             render.note(f"(numbers after every answer: {word})")
         elif word:
             raise UserError(f"/stats does not know {word}", hint="/stats, /stats on or /stats off")
         else:
             render.note(answer.stats(self._answered) if self._answered else "(nothing was answered yet)")
 
+    async def _show_reasoning(self, _: str) -> None:
+        thought = self._answered.thought.strip() if self._answered else ""
+        render.note(thought.translate(answer.SHOWN_CONTROLS) or "(there was no reasoning)")
+
     async def _unknown(self, word: str) -> None:
         near = difflib.get_close_matches(word, self._commands, n=1)
         render.error(f"unknown command {word}", f"did you mean {near[0]}?" if near else "/help lists the commands")
 
 
-def _path(name: str) -> Path:
-    try:
-        return Path(name).expanduser().absolute()
-    except RuntimeError as error:  # the home of somebody unknown
-        raise UserError(f"{name}: {error}") from None
+def restored(messages: list[dict[str, str]]) -> str:
+    """What there is of a conversation: its turns, the last question, its system prompt."""
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    parts = [render.count((len(messages) - has_system) // 2, "turn")]
+    if len(messages) > has_system:
+        parts.append(f'the last "{beginning(messages[-2]["content"])}"')
+    if has_system:
+        parts.append(f'system prompt "{beginning(messages[0]["content"])}"')
+    return ", ".join(parts)
 
 
-def _beginning(text: str) -> str:
+def beginning(text: str) -> str:
+    """The beginning of a text, in one line."""
     line = " ".join(text.split()).translate(answer.SHOWN_CONTROLS)
     return line if len(line) <= SHOWN_LETTERS else line[: SHOWN_LETTERS - 3] + "..."

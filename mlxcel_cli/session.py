@@ -1,14 +1,18 @@
 """A talk with a model from its start to the exit code: which server, one answer or a chat, and Ctrl-C."""
 
 import asyncio
+import dataclasses
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxcel_cli import answer, config, render
+from engine.errors import UserError
+from mlxcel_cli import answer, chats, config, render, repl
+from mlxcel_cli.chats import Kept
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import Conversation
 from mlxcel_cli.errors import EngineGone
@@ -16,6 +20,7 @@ from mlxcel_cli.interrupt import interrupt_calls, interrupt_ignored
 from mlxcel_cli.lines import Lines, Piped
 from mlxcel_cli.repl import Repl
 from mlxcel_cli.transport import InProcess
+from mlxcel_cli.view import View
 from server.config import ServerConfig
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
@@ -27,7 +32,8 @@ class Talk:
     """What was asked for: `where` is a server to start in this process, or the address of one.
 
     `model` is the name to send, or None; `asked` are fields of the request, only those that were given. `key` is
-    shown to a server elsewhere.
+    shown to a server elsewhere. `reasoning` is what becomes of it, None: folded in a chat and hidden elsewhere.
+    `kept` is the chat that is gone on with, if any; `keeps` whether a chat at a terminal is kept unasked.
     """
 
     where: ServerConfig | str
@@ -35,7 +41,9 @@ class Talk:
     asked: Mapping[str, Any]
     system: str | None = None
     stats: bool = False
-    show_reasoning: bool = False
+    reasoning: str | None = None
+    kept: Kept | None = None
+    keeps: bool = True
     key: str = field(default="", repr=False)
 
     @property
@@ -108,11 +116,18 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
     assert this is not None, "coroutines run in tasks"
     with interrupt_calls(this.cancel):
         async with _client(talk) as client:
+            conversation = _conversation(talk, client)
             shown = await answer.show(
-                client.complete(text, talk.asked) if raw else _conversation(talk, client).ask(text),
-                show_reasoning=talk.show_reasoning,
+                client.complete(text, talk.asked) if raw else conversation.ask(text),
+                View(talk.reasoning or "hide"),
             )
             answer.remark(shown, talk.max_tokens, with_stats=talk.stats)
+            if talk.kept is not None:
+                talk.kept.write(conversation.messages)
+    if "response_format" in talk.asked and shown.end.finish_reason == "length":
+        raise UserError(
+            "the answer was cut before its JSON was whole", hint="more tokens: -n, or a longer context"
+        )
     return True
 
 
@@ -121,11 +136,13 @@ async def _converse(talk: Talk) -> bool:
         if sys.stdin is None:
             return True
         if not render.is_terminal(sys.stdin):
-            return await _repl(talk, client, Piped(sys.stdin.fileno())).run()
+            return await _repl(talk, client, Piped(sys.stdin.fileno()), View(talk.reasoning or "hide")).run()
         names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
-        render.note(f"{', '.join(names)}: /help lists the commands, Ctrl-D leaves")
+        name = ", ".join(names)
+        render.note(f"{name}: /help lists the commands, Ctrl-D leaves")
+        shown = View(talk.reasoning or "fold", markdown=True)
         with interrupt_ignored():
-            await _repl(talk, client, _typed()).run()
+            await _repl(talk, client, _typed(), shown, name=name).run()
         return True
 
 
@@ -139,12 +156,25 @@ def _typed() -> Lines:
     return Keyboard(kept_history(config.user_data_dir() / "history", warn=render.note))
 
 
-def _repl(talk: Talk, client: Client, lines: Lines) -> Repl:
+def _repl(talk: Talk, client: Client, lines: Lines, shown: View, *, name: str = "") -> Repl:
     # A server in this process whose engine is gone will not come back; one elsewhere may.
     fatal = (EngineGone,) if isinstance(talk.where, ServerConfig) else ()
-    conversation = _conversation(talk, client)
-    return Repl(conversation, lines, stats=talk.stats, show_reasoning=talk.show_reasoning, fatal=fatal)
+    kept = talk.kept
+    if kept is None and talk.keeps and render.is_terminal(sys.stdin):
+        kept = chats.kept(config.sessions_dir(), None)
+    view = dataclasses.replace(shown, stats=talk.stats)
+    return Repl(_conversation(talk, client), lines, shown=view, kept=kept, name=name, fatal=fatal)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:
-    return Conversation(client, system=talk.system, asked=talk.asked, warn=render.note)
+    """A conversation that goes on where a kept one ended; a system prompt that was given wins over its own."""
+    conversation = Conversation(client, system=talk.system, asked=talk.asked, warn=render.note)
+    if talk.kept is not None and talk.kept.messages:
+        conversation.resume(talk.kept.messages)
+        assert talk.kept.written_s is not None, "what has messages was read"
+        when = render.age(time.time() - talk.kept.written_s)
+        render.note(f"(session {talk.kept.name} of {when}: {repl.restored(talk.kept.messages)})")
+        conversation.system = talk.system or conversation.system
+    elif talk.kept is not None:
+        render.note(f"(session {talk.kept.name}: new)")
+    return conversation

@@ -40,11 +40,14 @@ class Tokens:
 
 
 def tokens_of(tokenizer: Any, vocab_size: int) -> Tokens:
-    """The Tokens of a tokenizer of transformers, for a model that knows `vocab_size` of them."""
+    """The Tokens of a tokenizer of transformers, for a model that knows `vocab_size` of them.
+
+    What is too long for the model is refused where its length is known, and no tokenizer need warn of it.
+    """
     spell = spelling_of(tokenizer)
 
     def encode(text: str, add_special: bool) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=add_special))
+        return list(tokenizer.encode(text, add_special_tokens=add_special, verbose=False))
 
     return Tokens(
         encode=encode,

@@ -34,6 +34,38 @@ JsonSchemaFile = Annotated[
     Path | None,
     typer.Option("--json-schema", metavar="FILE", help="hold the answer to the JSON schema in FILE"),
 ]
+Files = Annotated[
+    list[str] | None,
+    typer.Option("--file", "-f", metavar="PATH", help="put this file's text into the prompt (repeatable)"),
+]
+TemplateName = Annotated[
+    str | None,
+    typer.Option(
+        "--template",
+        metavar="NAME",
+        help="the prompt, system prompt, model and options kept under NAME",
+        autocompletion=names.templates,
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=TEXT", help="what $NAME stands for in the template (repeatable)"),
+]
+SaveTemplate = Annotated[
+    str | None,
+    typer.Option("--save-template", metavar="NAME", help="keep -p, -s, the model and the options, and exit"),
+]
+Session = Annotated[
+    str | None,
+    typer.Option(
+        "--session",
+        metavar="NAME",
+        help="go on with the chat of this name, or begin it",
+        autocompletion=names.sessions,
+    ),
+]
+Continue = Annotated[bool, typer.Option("--continue", help="go on with the last chat")]
+NoSession = Annotated[bool, typer.Option("--no-session", help="do not keep this chat")]
 Server = Annotated[
     str | None,
     typer.Option(

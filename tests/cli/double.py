@@ -1,11 +1,13 @@
 """A server that speaks the API's shapes and thinks nothing: its answers are given. It remembers what it was asked.
 
-`answer` decides what each request gets: a list of text pieces, or an exception status with its error object. With
-`hold` the stream stays open after its pieces until the client leaves.
+`answer` decides what each request gets: a list of text pieces and of events that it waits for, or an error's
+status and object. What it `thinks` comes before. A word is a token where tokens are counted. With `hold` the
+stream stays open after its pieces until the client leaves.
 """
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,8 +28,9 @@ class Refusal:
 
 @dataclass
 class Double:
-    answer: Callable[[dict[str, Any]], Sequence[str] | Refusal] = lambda body: ["Hel", "lo"]
+    answer: Callable[[dict[str, Any]], Sequence[str | threading.Event] | Refusal] = lambda body: ["Hel", "lo"]
     finish_reason: str = "stop"
+    thinks: Sequence[str] = ()
     hold: bool = False
     fails_midway: bool = False
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -47,6 +50,8 @@ class Double:
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/health", self.health),
+            Route("/props", self.props),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
         ]
         return Starlette(routes=routes, lifespan=lifespan)
 
@@ -55,6 +60,14 @@ class Double:
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def props(self, request: Request) -> Response:
+        return JSONResponse({"default_generation_settings": {"n_ctx": 100}})
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = await request.json()
+        texts = [body.get("system", ""), *(message["content"] for message in body["messages"])]
+        return JSONResponse({"input_tokens": sum(len(text.split()) for text in texts)})
 
     async def complete(self, request: Request) -> Response:
         body = await request.json()
@@ -70,7 +83,7 @@ class Double:
             return JSONResponse({"error": error}, answer.status)
         return StreamingResponse(self.frames(request.url.path, answer), media_type="text/event-stream")
 
-    async def frames(self, path: str, pieces: Sequence[str]) -> AsyncIterator[str]:
+    async def frames(self, path: str, pieces: Sequence[str | threading.Event]) -> AsyncIterator[str]:
         def chunk(text: str | None, finish_reason: str | None = None) -> str:
             said = (
                 {"text": text or ""} if path == "/v1/completions" else {"delta": {"content": text} if text else {}}
@@ -79,8 +92,14 @@ class Double:
 
         try:
             yield ": prefill 3/4\n\n"
+            for thought in self.thinks:
+                choice = {"index": 0, "delta": {"reasoning_content": thought}}
+                yield f"data: {json.dumps({'choices': [choice]})}\n\n"
             for piece in pieces:
-                yield chunk(piece)
+                if isinstance(piece, threading.Event):
+                    await asyncio.to_thread(piece.wait)
+                else:
+                    yield chunk(piece)
                 self.started.set()
             if self.hold:
                 await asyncio.Event().wait()

@@ -85,7 +85,7 @@ def test_every_flag_of_a_command(command, complete: Complete):
         (["pull", "s"], ["smollm2-135m"]),
         (["rm", ""], ["tiny"]),
         (["inspect", ""], ["tiny"]),
-        (["run", "-p", '"it\'s a prompt"', "--temp"], ["--temp"]),
+        (["run", "-p", '"it\'s a prompt"', "--temp"], ["--template", "--temp"]),
         (["run", "./"], []),  # so that the shell offers files
     ],
     ids=str,

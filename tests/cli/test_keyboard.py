@@ -8,11 +8,11 @@ from prompt_toolkit.history import InMemoryHistory
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from mlxcel_cli.keyboard import HOW_TO_LEAVE, Keyboard, kept_history
+from mlxcel_cli.keyboard import HOW_TO_LEAVE, Keyboard, is_long, kept_history
 
 pytestmark = pytest.mark.anyio
 
-UP, CTRL_C, CTRL_D = "\x1b[A", "\x03", "\x04"
+UP, CTRL_C, CTRL_D, CTRL_R, ALT_ENTER = "\x1b[A", "\x03", "\x04", "\x12", "\x1b\r"
 
 
 async def typed(keys: str, num_messages: int, history=None) -> list[str | None]:
@@ -59,3 +59,29 @@ async def test_history_that_cannot_be_kept_is_said(tmp_path):
     warned: list[str] = []
     assert await typed("one\r", 1, kept_history(tmp_path / "file" / "history", warn=warned.append)) == ["one"]
     assert "history is not kept" in warned[0]
+
+
+async def test_alt_enter_begins_a_new_line_and_enter_sends():
+    assert await typed(f"one{ALT_ENTER}two\rnext\r", 2) == ["one\ntwo", "next"]
+    assert await typed(f'"""one{ALT_ENTER}two"""\r', 1) == ["one\ntwo"]
+
+
+async def test_the_history_is_searched_by_prefix_and_by_any_part():
+    said = ["first one", "second two", "first three"]
+    for keys, found in (("s", said[1]), ("first", said[2]), (f"first{UP}", said[0])):
+        assert await typed(f"{keys}{UP}\r", 1, InMemoryHistory(said)) == [found]
+    assert await typed(f"{CTRL_R}two\r\r", 1, InMemoryHistory(said)) == ["second two"]
+
+
+async def test_the_history_holds_long_messages_whole(tmp_path):
+    text = "a line\n" * 2000
+    path = tmp_path / "history"
+    assert await typed(f"\x1b[200~{text}\x1b[201~\r", 1, kept_history(path, warn=print)) == [text]
+    assert await typed(f"{UP}\r", 1, kept_history(path, warn=print)) == [text]
+
+
+@pytest.mark.parametrize(
+    ("text", "long"), [("", False), ("a\n" * 9, False), ("a\n" * 10, True), ("a" * 1001, True)]
+)
+def test_long_messages_are_those_that_fill_a_screen(text, long):
+    assert is_long(text) == long

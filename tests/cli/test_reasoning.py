@@ -8,6 +8,7 @@ import pytest
 from mlxcel_cli import answer
 from mlxcel_cli.client import _pieces
 from mlxcel_cli.pieces import End, Piece, Reasoning, Text
+from mlxcel_cli.view import View
 
 
 async def given(*pieces: Piece) -> AsyncGenerator[Piece, None]:
@@ -15,25 +16,25 @@ async def given(*pieces: Piece) -> AsyncGenerator[Piece, None]:
         yield piece
 
 
-def shown(*pieces: Piece, show_reasoning: bool) -> answer.Answer:
-    return asyncio.run(answer.show(given(*pieces), show_reasoning=show_reasoning))
+def shown(*pieces: Piece, reasoning: str) -> answer.Answer:
+    return asyncio.run(answer.show(given(*pieces), View(reasoning)))
 
 
 def test_reasoning_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
-    said = shown(Reasoning("I "), Reasoning("plan."), Text("Hello"), show_reasoning=False)
+    said = shown(Reasoning("I "), Reasoning("plan."), Text("Hello"), reasoning="hide")
     answer.remark(said, None, with_stats=False)
     assert capsys.readouterr() == ("Hello\n", "")
 
 
 def test_reasoning_is_shown_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    shown(Reasoning("I "), Reasoning("plan."), Text("Hello"), show_reasoning=True)
+    shown(Reasoning("I "), Reasoning("plan."), Text("Hello"), reasoning="show")
     assert capsys.readouterr() == ("Hello\n", "I plan.\n\n")
 
 
 def test_nothing_but_reasoning_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    answer.remark(shown(Reasoning("I plan."), show_reasoning=False), None, with_stats=False)
-    assert capsys.readouterr() == ("", "(nothing but reasoning came; --show-reasoning shows it)\n")
-    answer.remark(shown(Reasoning("I plan."), show_reasoning=True), None, with_stats=False)
+    answer.remark(shown(Reasoning("I plan."), reasoning="hide"), None, with_stats=False)
+    assert capsys.readouterr() == ("", f"(nothing but reasoning came; {answer.HOW_TO_SEE})\n")
+    answer.remark(shown(Reasoning("I plan."), reasoning="show"), None, with_stats=False)
     assert capsys.readouterr() == ("", "I plan.\n\n")
 
 

@@ -2,28 +2,33 @@
 
 import asyncio
 import os
+import re
 import signal
 
 import pytest
 
-from mlxcel_cli import transcript
+from mlxcel_cli import chats, transcript
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import NO_TEMPLATE, Conversation
 from mlxcel_cli.errors import EngineGone
-from mlxcel_cli.repl import HELP, STOPPED, Repl
+from mlxcel_cli.repl import STOPPED, Repl
+from mlxcel_cli.slash import help_text
 from mlxcel_cli.transport import InProcess
+from mlxcel_cli.view import View
 from tests.cli.double import Double, Refusal
 
 pytestmark = pytest.mark.anyio
 
 
 class Given:
-    """Messages that are there already; a callable is called in place of a message."""
+    """Messages that are there already, and the status that each was asked with."""
 
     def __init__(self, *messages) -> None:
         self.messages = list(messages)
+        self.statuses: list[str] = []
 
-    async def read(self) -> str | None:
+    async def read(self, status: str = "") -> str | None:
+        self.statuses.append(status)
         return self.messages.pop(0) if self.messages else None
 
 
@@ -31,8 +36,9 @@ async def chat(double: Double, *messages: str, system: str | None = None, fields
     async with Client(InProcess(double.app()), "http://localhost") as client:
         warned: list[str] = []
         conversation = Conversation(client, system=system, asked=dict(fields), warn=warned.append)
-        went_well = await Repl(conversation, Given(*messages), **options).run()
-        double.warned = warned
+        lines = Given(*messages)
+        went_well = await Repl(conversation, lines, **options).run()
+        double.warned, double.statuses = warned, lines.statuses
         return went_well
 
 
@@ -61,7 +67,7 @@ async def test_bye_leaves(word):
 @pytest.mark.parametrize("word", ["/help", "/?"])
 async def test_help_lists_the_commands(word, capsys):
     await chat(Double(), word)
-    assert capsys.readouterr() == ("", HELP + "\n")
+    assert capsys.readouterr() == ("", help_text() + "\n")
 
 
 async def test_clear_forgets_the_turns_and_keeps_the_system_prompt():
@@ -241,6 +247,9 @@ async def test_set_alone_shows_every_field(capsys):
         ["seed", "default"],
         ["max_tokens", "default"],
         ["stop", '"a" "b c"'],
+        ["reasoning", "hide"],
+        ["markdown", "off"],
+        ["stats", "off"],
     ]
     assert last == "(top-k: 4)"
 
@@ -295,7 +304,7 @@ async def test_a_saved_conversation_is_gone_on_with_later(tmp_path, capsys):
     assert asked(double)[3] == start
     said = capsys.readouterr().err
     assert f"(saved to {file})" in said
-    assert f"(1 turn loaded from {file})" in said
+    assert f'(1 turn, the last "one", system prompt "brief" loaded from {file})' in said
     assert [message["content"] for message in transcript.read(file)] == ["brief", "one", "Hello", "two", "Hello"]
 
 
@@ -312,6 +321,111 @@ async def test_retry_after_load_asks_its_last_question_again(tmp_path):
     await chat(double, "one", f"/save {file}")
     await chat(double, f"/load {file}", "/retry")
     assert asked(double)[-1] == [("user", "one")]
+
+
+async def test_the_status_tells_the_model_and_what_the_last_answer_took(tmp_path):
+    (tmp_path / "a").write_text("x")
+    double = Double()
+    await chat(double, "one", "/clear", f"/file {tmp_path / 'a'}", name="double")
+    taken = "2 tokens, 20.0 tokens/s | context 6 of 100 (6%)"
+    assert double.statuses == ["double", f"double | {taken}", "double", "double | 1 file for the next message"]
+
+
+async def test_a_server_that_does_not_tell_its_context_is_no_error():
+    double = Double()
+    double.props = double.health
+    await chat(double, "one")
+    assert double.statuses[1] == "2 tokens, 20.0 tokens/s | context 6 tokens"
+
+
+async def test_files_go_with_the_next_message_and_no_other(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b c"):
+        (tmp_path / name).write_text(f"text of {name}\n")
+    double = Double()
+    attached = ("/file", "/file a", "/file b c", "/file a", "/file")
+    await chat(double, *attached, "Why?", "/undo", "/retry", "And?", "/file a", "/file -", "So?")
+    quotes = "a:\n```\ntext of a\n```\n\nb c:\n```\ntext of b c\n```\n\nWhy?"
+    assert [turns[-1][1] for turns in asked(double)] == [quotes, quotes, "And?", "So?"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[:2] == ["(no file with the next message)", "(a goes with the next message: 1 line, 10 B)"]
+    assert said[4] == "(a, b c with the next message)"
+    assert said[-1] == "(no file goes with the next message)"
+
+
+async def test_a_file_that_is_none_is_refused_by_name_and_the_chat_goes_on(tmp_path, capsys):
+    (tmp_path / "binary").write_bytes(b"\0")
+    double = Double()
+    assert not await chat(double, f"/file {tmp_path / 'binary'}", "/file no", "one")
+    assert asked(double) == [[("user", "one")]]
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == f"error: {tmp_path / 'binary'} is not text: byte 0x00 at 0"
+    assert second == "error: no cannot be read: No such file or directory"
+
+
+async def test_tokens_counts_the_conversation_with_what_is_attached(tmp_path, capsys):
+    (tmp_path / "a").write_text("one two three")
+    await chat(Double(), "one two", "/tokens", f"/file {tmp_path / 'a'}", "/tokens", system="be brief")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "(context 5 of 100 (5%))"
+    assert said[2] == "(context 11 of 100 (11%))"
+
+
+async def test_a_server_that_does_not_count_tokens_is_named(capsys):
+    double = Double()
+    double.count_tokens = double.health
+    assert not await chat(double, "/tokens")
+    assert capsys.readouterr().err == "error: the server at http://localhost does not count tokens\n"
+
+
+async def test_reasoning_is_folded_shown_and_hidden_as_set(capsys):
+    double = Double(thinks=["I ", "plan."])
+    fold, show = "/set reasoning fold", "/set reasoning show"
+    await chat(double, "/reasoning", "one", fold, "two", "/reasoning", show, "three")
+    said = capsys.readouterr()
+    assert said.out == "Hello\n" * 3
+    none, set_fold, folded, whole, set_show, thought, empty = said.err.splitlines()
+    assert none == "(there was no reasoning)"
+    assert (set_fold, set_show) == ("(reasoning: fold)", "(reasoning: show)")
+    assert re.fullmatch(r"\(thought for \d\.\d s; /reasoning shows it\)", folded)
+    assert (whole, thought, empty) == ("I plan.", "I plan.", "")
+
+
+async def test_set_refuses_a_way_of_showing_that_there_is_not(capsys):
+    assert not await chat(Double(), "/set reasoning loud")
+    assert "reasoning must be one of show, fold, hide" in capsys.readouterr().err
+
+
+async def test_a_chat_is_kept_after_every_change(tmp_path):
+    double = Double()
+
+    async def messages(*said: str) -> list[list[str]]:
+        await chat(double, *said, kept=chats.kept(tmp_path, "work"))
+        return [[message["content"] for message in transcript.read(path)] for path in sorted(tmp_path.iterdir())]
+
+    assert await messages("/system brief", "/bye") == []
+    assert await messages("one", "two") == [["one", "Hello", "two", "Hello"]]
+    assert await messages("one", "two", "/undo", "/system brief") == [["brief", "one", "Hello"]]
+    assert await messages("three", "/clear", "four") == [["four", "Hello"], ["three", "Hello"]]
+
+
+async def test_a_loaded_conversation_is_another_chat(tmp_path):
+    saved, folder = tmp_path / "saved.json", tmp_path / "sessions"
+    await chat(Double(), "one", f"/save {saved}")
+    await chat(Double(), "two", f"/load {saved}", "three", kept=chats.kept(folder, "work"))
+    texts = [[message["content"] for message in transcript.read(path)] for path in folder.iterdir()]
+    assert sorted(texts) == [["one", "Hello", "three", "Hello"], ["two", "Hello"]]
+    assert len(transcript.read(saved)) == 2
+
+
+async def test_a_chat_that_cannot_be_kept_says_so_once_and_goes_on(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    double = Double()
+    await chat(double, "one", "two", kept=chats.kept(tmp_path / "file" / "sessions", None))
+    assert len(double.asked) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: this chat is not kept any more: ")
+    assert said.count("\n") == 1
 
 
 async def test_save_overwrites_nothing_but_its_own(tmp_path, capsys):
@@ -340,7 +454,7 @@ async def test_a_file_that_cannot_be_loaded_leaves_the_conversation_as_it_was(tm
 
 
 async def test_stats_are_one_line_of_talk(capsys):
-    await chat(Double(), "one", stats=True)
+    await chat(Double(), "one", shown=View(stats=True))
     said = capsys.readouterr().err
     assert said.startswith("prompt: 4 tokens, 40.0 tokens/s | new: 2 tokens, 20.0 tokens/s | first token after 0.")
     assert said.count("\n") == 1

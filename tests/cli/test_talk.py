@@ -1,5 +1,6 @@
 """run, chat and generate: where the prompt comes from, what is sent, and how they end."""
 
+import re
 import socket
 
 import pytest
@@ -224,6 +225,13 @@ def test_a_model_in_this_process_answers_the_same_twice(tiny, mlxcel):
 def test_a_chat_and_a_completion_in_this_process(tiny, mlxcel):
     assert mlxcel("chat", str(tiny), "-n", "4", stdin=b"one\ntwo\n").code == 0
     assert mlxcel("generate", str(tiny), "-n", "4", "-p", "one").code == 0
+
+
+def test_a_chat_in_this_process_counts_its_tokens(tiny, mlxcel):
+    ended = mlxcel("chat", str(tiny), "-n", "4", stdin=b"/tokens\none\n/tokens\n")
+    assert ended.code == 0
+    counts = re.findall(r"\(context (\d+) of 4096 \(\d%\)\)", ended.err)
+    assert int(counts[0]) < int(counts[1])
 
 
 def test_a_base_model_in_this_process_continues_the_text(tmp_path, mlxcel):

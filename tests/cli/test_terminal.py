@@ -1,79 +1,16 @@
 """The program at a real terminal: a pseudo-terminal, and a server double that answers."""
 
 import os
-import pty
-import re
-import select
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from tests.cli.double import Double
+from tests.cli.terminal import PROGRAM, Terminal
 
-PATIENCE_S = 20.0
-PROGRAM = [sys.executable, "-c", "from mlxcel_cli.main import main; main()"]
-# The pseudo-terminal becomes the process's own, so that Ctrl-C there is a signal.
-AT_TERMINAL = [sys.executable, "-c", "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); " + PROGRAM[-1]]
 CTRL_C, CTRL_D = b"\x03", b"\x04"
-MOVES = re.compile(rb"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]")
-
-
-class Terminal:
-    """A process at a pseudo-terminal, and what it has written there."""
-
-    def __init__(self, arguments: list[str], environment: dict[str, str], **streams: int) -> None:
-        self._ours, theirs = pty.openpty()
-        self.raw = b""
-        self.escapes = 0
-        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, **streams}
-        # This terminal does not answer when it is asked where the cursor is.
-        environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **environment}
-        self._process = subprocess.Popen(
-            [*AT_TERMINAL, *arguments], env=environment, start_new_session=True, **streams
-        )
-        os.close(theirs)
-
-    @property
-    def text(self) -> bytes:
-        """What was written, without colours and cursor movement."""
-        return MOVES.sub(b"", self.raw)
-
-    def wait_for(self, *texts: bytes) -> None:
-        """Read until all of `texts` stand there in this order, each after what the last wait saw."""
-        at = 0
-        for text in texts:
-            while (found := self.text.find(text, at)) < 0:
-                assert self._read(), f"{text!r} never came: {self.text!r}"
-            at = found + len(text)
-        self.escapes += self.raw.count(b"\x1b")
-        self.raw = self.text[at:]
-
-    def type(self, keys: bytes) -> None:
-        os.write(self._ours, keys)
-
-    def ended(self) -> int:
-        """The exit code, after everything was read."""
-        while self._read():
-            pass
-        return self._process.wait(PATIENCE_S)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        os.close(self._ours)
-
-    def _read(self) -> bool:
-        assert select.select([self._ours], [], [], PATIENCE_S)[0], f"nothing more came: {self.text!r}"
-        try:
-            piece = os.read(self._ours, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            return False
-        self.raw += piece
-        return bool(piece)
 
 
 @pytest.fixture
@@ -145,7 +82,7 @@ def test_a_dumb_terminal_chats_without_cursor_movement(double: Double, address, 
     terminal.wait_for(b"...", b"Hello", b">>>")
     terminal.type(CTRL_D)
     assert terminal.ended() == 0
-    assert terminal.escapes == 0
+    assert b"\x1b" not in terminal.all
     assert double.asked[-1][1]["messages"][-1]["content"] == "two\nlines"
 
 

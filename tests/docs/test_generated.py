@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxcel_cli.repl import HELP
+from mlxcel_cli.slash import COMMANDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMPLETIONS = DOCS.parent / "completions"
@@ -41,7 +41,7 @@ def test_the_completions_are_current(shell):
 def test_the_chat_page_lists_the_commands_that_help_does():
     in_table = re.findall(r"^\| (.*?) \|", (DOCS / "chat.md").read_text(), re.MULTILINE)
     words = {word for cell in in_table for word in re.findall(r"/[a-z?]+", cell)}
-    assert words == {word for line in HELP.splitlines() for word in re.findall(r"(?:^|, )(/[a-z?]+)", line)}
+    assert words == {word for command in COMMANDS for word in command.words}
 
 
 def test_the_walk_pictures_every_file_of_the_command_line():

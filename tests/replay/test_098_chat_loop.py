@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ("help", "bye", "clear", "system", "save", "load", "set", "stats", "retry", "undo")
+COMMANDS = (
+    *("help", "bye", "clear", "system", "file", "save", "load"),
+    *("set", "tokens", "stats", "reasoning", "retry", "undo"),
+)
 SHORT = ["-n", "3", "--temp", "1", "--seed", "3"]
 PATIENCE_S = 120.0
 

@@ -115,7 +115,7 @@ class _Bytes:
     tool_parser, structural_markers = None, ()
     bos_token = eos_token = None
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool, verbose: bool) -> list[int]:
         return list(text.encode())
 
     def get_vocab(self) -> dict[str, int]:

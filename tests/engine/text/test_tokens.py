@@ -1,11 +1,15 @@
 """The detokenizer: whole characters, the same text as decoding at once."""
 
+import json
+
 import pytest
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.tokens import REPLACEMENT, Detokenizer
-from tests.tiny import byte_tokenizer
+from engine.model.load import load_tokenizer_of
+from engine.text.tokens import REPLACEMENT, Detokenizer, tokens_of
+from tests.tiny import VOCAB_SIZE, byte_tokenizer, write_checkpoint
 
 TOKENIZER = byte_tokenizer()
 
@@ -57,3 +61,16 @@ def test_a_token_costs_the_same_at_any_length():
     for token in encode("word " * 200):
         detokenizer.add(token)
     assert max(seen) <= 4
+
+
+def test_a_text_longer_than_the_model_is_no_warning(tmp_path, caplog):
+    folder = write_checkpoint(tmp_path)
+    said = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**said, "model_max_length": 4}))
+    transformers.logging.enable_propagation()
+    try:
+        tokens = tokens_of(load_tokenizer_of(folder, {}, trust_remote_code=False), VOCAB_SIZE)
+        assert len(tokens.encode("a longer text", False)) == 13
+    finally:
+        transformers.logging.disable_propagation()
+    assert caplog.records == []

@@ -1,0 +1,79 @@
+"""Files as part of a prompt: their text, each under its name. It knows nothing of who asks."""
+
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import UserError
+from mlxcel_cli import render
+
+MOST_BYTES = 1_000_000
+BACKTICKS = re.compile(r"`{3,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """A file's text under the name that the person gave."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        """As it stands in a prompt: the name, and the text between marks."""
+        marks = "`" * max([3, *(len(run) + 1 for run in BACKTICKS.findall(self.text))])
+        end = "" if self.text.endswith("\n") else "\n"
+        return f"{self.name}:\n{marks}\n{self.text}{end}{marks}"
+
+    @property
+    def size(self) -> str:
+        """How much it is."""
+        return f"{render.count(len(self.text.splitlines()), 'line')}, {render.size(len(self.text.encode()))}"
+
+
+def quote(name: str, *, may_wait: bool = False) -> Quote:
+    """The text of the file called `name`. With `may_wait` it may be a pipe, which is read to its end.
+
+    Raises UserError naming a file that is missing, no file, empty, too large or not text.
+    """
+    return Quote(name, _text(path_of(name), name, may_wait=may_wait))
+
+
+def before(prompt: str, quotes: Iterable[Quote]) -> str:
+    """A prompt behind the files that it is about."""
+    return "\n\n".join([*map(str, quotes), *([prompt] if prompt else [])])
+
+
+def path_of(name: str) -> Path:
+    """The file that a person means by `name`. Raises UserError for the home of somebody unknown."""
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _text(path: Path, name: str, *, may_wait: bool) -> str:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise UserError(f"{name} is a folder")
+        if not stat.S_ISREG(mode) and not may_wait:
+            raise UserError(f"{name} is no file that ends")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{name} cannot be read: {reason}") from None
+    if len(content) > MOST_BYTES:
+        raise UserError(f"{name} is too large: a file may have {render.size(MOST_BYTES)}")
+    if b"\0" in content:
+        raise UserError(f"{name} is not text: byte 0x00 at {content.index(0)}")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        wrong = f"byte 0x{content[error.start]:02x} at {error.start}"
+        raise UserError(f"{name} is not UTF-8 text: {wrong}") from None
+    if not text.strip():
+        raise UserError(f"{name} is empty")
+    return text

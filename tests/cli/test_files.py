@@ -1,0 +1,80 @@
+"""Files in a prompt: their text under their name, or a refusal that names them."""
+
+import os
+import threading
+
+import pytest
+
+from engine.errors import UserError
+from mlxcel_cli import files
+from mlxcel_cli.files import Quote
+
+
+@pytest.mark.parametrize(
+    ("text", "quoted"),
+    [
+        ("one\ntwo\n", "```\none\ntwo\n```"),
+        ("one", "```\none\n```"),
+        ("﻿é\U0001f600", "```\né\U0001f600\n```"),
+        ("a ```code``` and ````\n", "`````\na ```code``` and ````\n`````"),
+    ],
+)
+def test_a_files_text_stands_under_its_name(text, quoted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b.txt").write_text(text, "utf-8")
+    assert str(files.quote("a b.txt")) == f"a b.txt:\n{quoted}"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"a\0b", "is not text: byte 0x00 at 1"),
+        (b"a\xff", "is not UTF-8 text: byte 0xff at 1"),
+        (b"", "is empty"),
+        (b" \n", "is empty"),
+        (b"x" * (files.MOST_BYTES + 1), "is too large: a file may have 1.0 MB"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(content, problem, tmp_path):
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(UserError) as raised:
+        files.quote(str(tmp_path / "file"))
+    assert str(raised.value) == f"{tmp_path / 'file'} {problem}"
+
+
+def test_the_largest_file_is_taken(tmp_path):
+    (tmp_path / "file").write_bytes(b"x" * files.MOST_BYTES)
+    assert len(files.quote(str(tmp_path / "file")).text) == files.MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("missing", "missing cannot be read: No such file or directory"),
+        ("~nobody-has-this-name/x", "~nobody-has-this-name/x: "),
+        ("/", "/ is a folder"),
+        ("/dev/zero", "/dev/zero is no file that ends"),
+        ("a\0b", "a\0b cannot be read: "),
+    ],
+)
+def test_what_is_no_file_is_refused_by_name(name, problem):
+    with pytest.raises(UserError) as raised:
+        files.quote(name)
+    assert str(raised.value).startswith(problem)
+
+
+def test_a_pipe_is_read_only_where_that_may_take_a_while(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    name = str(tmp_path / "pipe")
+    with pytest.raises(UserError, match="is no file that ends"):
+        files.quote(name)
+    writing = threading.Thread(target=(tmp_path / "pipe").write_text, args=("piped\n",))
+    writing.start()
+    assert str(files.quote(name, may_wait=True)) == f"{name}:\n```\npiped\n```"
+    writing.join()
+
+
+def test_a_prompt_comes_behind_its_files():
+    assert files.before("Why?", [Quote("a", "x"), Quote("b", "y")]) == "a:\n```\nx\n```\n\nb:\n```\ny\n```\n\nWhy?"
+    assert files.before("", [Quote("a", "x")]) == "a:\n```\nx\n```"
+    assert files.before("Why?", []) == "Why?"

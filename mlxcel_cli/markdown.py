@@ -160,7 +160,7 @@ class Markdown:
     def _keep(self, block: Block) -> None:
         lines = self._lines(block)
         if block.kind == "fence" and not _is_closed(block.tokens[0]):
-            lines.append(FENCE.render(block.tokens[0].markup, color_system=ColorSystem.STANDARD))
+            lines.append(_mark(block.tokens[0]))
         self._keep_lines(lines)
         self._num_code_lines, self._next_number = 0, None
 
@@ -173,7 +173,12 @@ class Markdown:
         self._drawn_s = time.monotonic()
         lines: list[str] = []
         for number, block in enumerate(parsed(_completed(self._source))):
-            lines += ["", *self._lines(block, is_first=False)] if number else self._apart(self._lines(block))
+            if number:
+                lines += ["", *self._lines(block, is_first=False)]
+            elif self._num_code_lines:
+                lines += open_code_lines(block.tokens[0], self._num_code_lines)
+            else:
+                lines += self._apart(self._lines(block))
         self._live.draw(lines)
 
     def _apart(self, lines: list[str]) -> list[str]:
@@ -251,12 +256,21 @@ def rendered(tokens: list[Token], width: int) -> list[str]:
 
 def code_lines(fence: Token) -> list[str]:
     """The lines of a block of code between its marks, which are dimmed; nothing is wrapped or filled up."""
-    marks = [FENCE.render(fence.markup + text, color_system=ColorSystem.STANDARD) for text in (fence.info, "")]
     language = fence.info.partition(" ")[0] or "text"
     code = Syntax("", language, theme=CODE_THEME, tab_size=0).highlight(fence.content)
     console = Console(color_system="standard")
     lines = [_coloured(line, console) for line in code.split("\n", allow_blank=False)] if fence.content else []
-    return [marks[0], *lines, *(marks[1:] if _is_closed(fence) else [])]
+    return [_mark(fence, fence.info), *lines, *([_mark(fence)] if _is_closed(fence) else [])]
+
+
+def open_code_lines(fence: Token, num_kept: int) -> list[str]:
+    """The lines behind the first `num_kept`, without colours: what a half line means is not known yet."""
+    lines = fence.content.removesuffix("\n").split("\n")[num_kept - 1 :] if fence.content else []
+    return [*lines, *([_mark(fence)] if _is_closed(fence) else [])]
+
+
+def _mark(fence: Token, text: str = "") -> str:
+    return FENCE.render(fence.markup + text, color_system=ColorSystem.STANDARD)
 
 
 def _coloured(line: Text, console: Console) -> str:

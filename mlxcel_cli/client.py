@@ -17,6 +17,8 @@ from mlxcel_cli.pieces import End, Piece, Prefill, Reasoning, Text
 
 ENGINE_GONE = ("model_not_loaded", "engine_stopped")
 JSON = {"content-type": "application/json"}
+# A server decides what waits; the default of a hundred connections would wait here, unseen.
+UNBOUNDED = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
 FORMS = "give http://HOST:PORT or the path of a unix socket that ends in .sock"
 
 
@@ -87,7 +89,8 @@ class Client:
         """
         if address.endswith(".sock"):
             path = address.removeprefix("unix://").removeprefix("unix:")
-            return cls(httpx2.AsyncHTTPTransport(uds=path), "http://localhost", address=path, model=model, key=key)
+            transport = httpx2.AsyncHTTPTransport(uds=path, limits=UNBOUNDED)
+            return cls(transport, "http://localhost", address=path, model=model, key=key)
         try:
             url = httpx2.URL(address)
         except httpx2.InvalidURL:
@@ -95,7 +98,7 @@ class Client:
         if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535:
             raise UserError(f"{address} is not the address of a server", hint=FORMS)
         base = address.rstrip("/").removesuffix("/v1")
-        return cls(httpx2.AsyncHTTPTransport(), base, model=model, key=key)
+        return cls(httpx2.AsyncHTTPTransport(limits=UNBOUNDED), base, model=model, key=key)
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
@@ -113,14 +116,18 @@ class Client:
         """Stream the answer to `messages`; `asked` are further fields of the request, sent as they are."""
         return self._stream("/v1/chat/completions", {"messages": list(messages), **asked})
 
-    def complete(self, prompt: str, asked: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-        """Stream the raw completion of `prompt`."""
+    def complete(self, prompt: str | Sequence[int], asked: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+        """Stream the raw completion of `prompt`, a text or the ids of its tokens."""
         return self._stream("/v1/completions", {"prompt": prompt, **asked})
 
     async def models(self) -> list[str]:
         """The names of the server's models."""
+        return [entry["id"] for entry in await self.described_models()]
+
+    async def described_models(self) -> list[dict[str, Any]]:
+        """The server's models, each with what it says of it."""
         listing = await self._get("/v1/models")
-        return [entry["id"] for entry in listing.get("data", [])]
+        return [entry for entry in listing.get("data") or () if isinstance(entry, dict) and "id" in entry]
 
     async def health(self) -> str:
         """What the server says of itself, such as "ok". Raises ServerBusy while its model loads."""
@@ -154,6 +161,10 @@ class Client:
         if not isinstance(counted, int):
             raise UserError(f"the server at {self._address} does not count tokens")
         return counted
+
+    async def tokens(self, text: str) -> list[int]:
+        """The ids of `text`'s tokens, as llama-server gives them too."""
+        return list((await self._get("/tokenize", method="POST", body={"content": text}))["tokens"])
 
     async def router_stats(self) -> dict[str, Any]:
         """A router's nodes, and what it has them do."""

@@ -25,6 +25,7 @@ async def props(request: Request) -> Response:
             "total_slots": model.num_slots,
             "storage_backend": model.storage_backend,
             "storable": dataclasses.asdict(model.storable),
+            "notes": list(model.notes),
             "model_alias": service.config.served_name,
             "model_path": str(engine.model),
             "modalities": {"vision": False, "audio": False, "video": False},

@@ -38,6 +38,7 @@ def start(code: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         (["serve", "--help"], 0),
         (["pull", "--help"], 0),
         (["inspect", "--help"], 0),
+        (["bench", "--help"], 0),
     ],
     ids=str,
 )

@@ -1,0 +1,165 @@
+"""`mlxcel bench` on a tiny model, and `mlxcel bench serve` on a server double: tables, JSON and page."""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxcel_cli.bench.sparkline import BARS
+from tests.cli.conftest import Outcome
+from tests.cli.double import Double, Refusal
+from tests.tiny import write_checkpoint
+
+Mlxcel = Callable[..., Outcome]
+SPEED = ("--prompts", "8,40", "--batches", "1,2", "-n", "6", "--repeats", "2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("bench"), "llama")
+
+
+class Page(HTMLParser):
+    """What a page would fetch, and its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.fetched += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+
+def page_of(file: Path) -> Page:
+    text = file.read_text("utf-8")
+    page = Page(text)
+    assert not page.fetched
+    assert not {"script", "link", "img"} & set(page.tags)
+    assert "url(" not in text
+    assert "default-src 'none'" in text
+    return page
+
+
+def test_a_model_is_measured_at_every_size(mlxcel: Mlxcel, folder: Path, tmp_path: Path) -> None:
+    html = tmp_path / "speed.html"
+    ended = mlxcel("bench", str(folder), *SPEED, "--json", "--html", str(html))
+    assert ended.code == 0, ended.err
+    body = json.loads(ended.out)
+    assert body["kind"] == "speed"
+    assert [(p["prompt_tokens"], p["batch"]) for p in body["points"]] == [(8, 1), (8, 2), (40, 1), (40, 2)]
+    for point in body["points"]:
+        for name in ("prefill", "decode"):
+            rates = point[name]
+            assert len(rates["repeats"]) == 2
+            assert 0 < rates["least"] <= rates["tokens_per_s"] <= rates["largest"]
+    assert any(note.startswith("kernels: ") for note in body["notes"])
+    assert page_of(html).tags.count("svg") >= 3
+
+
+def test_the_table_has_a_line_for_each_size(mlxcel: Mlxcel, folder: Path) -> None:
+    ended = mlxcel("bench", str(folder), *SPEED, "--warmup", "0")
+    assert ended.code == 0, ended.err
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert [line[:2] for line in lines if line and line[0] in ("8", "40")] == [
+        ["8", "1"],
+        ["8", "2"],
+        ["40", "1"],
+        ["40", "2"],
+    ]
+    assert "\x1b" not in ended.out
+
+
+def test_what_does_not_fit_the_context_is_refused(mlxcel: Mlxcel, folder: Path) -> None:
+    ended = mlxcel("bench", str(folder), "--prompts", "5000", "-n", "4")
+    assert ended.code == 1
+    assert "prompt and new tokens are 5004, and the context is 4096" in ended.err
+
+
+def test_a_server_is_loaded(mlxcel: Mlxcel, address: str, double: Double, tmp_path: Path) -> None:
+    html = tmp_path / "serve.html"
+    asked = ("--clients", "3", "--requests", "7", "-n", "5", "--seed", "0", "--slo", "ttft=9,itl=9")
+    ended = mlxcel("bench", "serve", "--url", address, *asked, "--json", "--html", str(html))
+    assert ended.code == 0, ended.err
+    body = json.loads(ended.out)
+    (server,) = body["servers"]
+    (run,) = server["runs"]
+    assert (server["model"], run["num_requests"], run["num_failed"]) == ("double", 7, 0)
+    assert (run["prompt_tokens"], run["completion_tokens"], run["counted_by"]) == (28, 14, "server")
+    assert run["good_share"] == 1.0
+    assert (body["asked"]["seed"], body["asked"]["mix"]) == (0, "chat")
+    assert len(double.asked) == 8  # one to warm up
+    _, sent = double.asked[-1]
+    assert (sent["model"], sent["max_tokens"], sent["stream"], sent["temperature"]) == ("double", 5, True, 0)
+    assert "ignore_eos" not in sent
+    assert page_of(html).tags.count("svg") >= 5
+
+
+def test_two_servers_are_loaded_in_turn_with_the_same_texts(mlxcel: Mlxcel, address: str, double: Double) -> None:
+    asked = ("--clients", "1", "--requests", "2", "--repeats", "2", "--warmup", "0", "--json")
+    ended = mlxcel(
+        "bench", "serve", "--url", address, "--against", f"{address}/v1", "--against-model", "other", *asked
+    )
+    assert ended.code == 0, ended.err
+    body = json.loads(ended.out)
+    assert [len(server["runs"]) for server in body["servers"]] == [2, 2]
+    assert set(body["ratios"]["ttft_s p50"]) == {"median", "least", "largest"}
+    sent = [(one["model"], one["messages"]) for _, one in double.asked]
+    assert [model for model, _ in sent] == ["double"] * 2 + ["other"] * 4 + ["double"] * 2
+    texts = [messages for _, messages in sent]
+    assert texts[0:2] == texts[2:4] != texts[4:6] == texts[6:8]
+
+
+def test_the_table_says_what_failed_and_by_whom_tokens_are_counted(
+    mlxcel: Mlxcel, address: str, double: Double
+) -> None:
+    answers: list[Any] = [["a", "b"], Refusal(503, "full"), ["c"], Refusal(400, "no")]
+    double.answer = lambda body: answers[(len(double.asked) - 1) % len(answers)]
+    ended = mlxcel("bench", "serve", "--url", address, "--rate", "1000", "--requests", "4", "--warmup", "0")
+    assert ended.code == 0, ended.err
+    failed = re.search(r"2 failed: (.*)", ended.out)
+    assert failed
+    assert set(failed[1].split(", ")) == {"busy (503): 1", "refused (400): 1"}
+    assert "first token" in ended.out
+    assert any(bar in ended.out for bar in BARS)
+
+
+def test_a_server_that_answers_nothing_ends_with_1(mlxcel: Mlxcel, address: str, double: Double) -> None:
+    double.answer = lambda body: Refusal(400, "never")
+    ended = mlxcel("bench", "serve", "--url", address, "--requests", "2", "--warmup", "0")
+    assert ended.code == 1
+    assert "2 failed: refused (400): 2" in ended.out
+
+
+def test_nobody_there_is_an_error_with_a_hint(mlxcel: Mlxcel, tmp_path: Path) -> None:
+    ended = mlxcel("bench", "serve", "--url", str(tmp_path / "no.sock"))
+    assert ended.code == 1
+    assert "no server answers" in ended.err
+    assert "hint: " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--prompts", "8"], "--prompts belongs to mlxcel bench MODEL"),
+        (["serve", "--threads", "1"], "--threads belongs to mlxcel bench MODEL"),
+        (["tiny", "--clients", "2"], "--clients belongs to mlxcel bench serve"),
+        (["tiny", "--words", "0"], "--words belongs to mlxcel bench serve"),
+        (["serve", "--clients", "2", "--rate", "1"], "give one of them"),
+        (["serve", "--rate", "0"], "--rate is a number of conversations a second"),
+        (["serve", "--against-key", "k"], "there is no --against"),
+        (["tiny", "--batches", "1,x"], "--batches takes whole numbers"),
+        (["tiny", "--prompts", "0"], "--prompts takes whole numbers"),
+    ],
+    ids=str,
+)
+def test_what_means_nothing_is_refused_by_name(mlxcel: Mlxcel, arguments: list[str], said: str) -> None:
+    ended = mlxcel("bench", *arguments)
+    assert ended.code == 2
+    assert said in ended.err

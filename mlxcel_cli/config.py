@@ -13,7 +13,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
@@ -165,6 +165,55 @@ def settle(
     return Settings(values, model or environment.get(f"{PREFIX}MODEL") or model_in_file)
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """What is to be said of one key or variable; `is_error` where it keeps commands from running."""
+
+    said: str
+    is_error: bool = False
+    hint: str = ""
+
+
+def remarks(file: Path | None = None, environment: Mapping[str, str] = os.environ) -> Iterator[Remark]:
+    """Of config file and environment: every key and variable that is unknown or wrong, not the first alone, and
+    what is set in both.
+    """
+    named = file or environment.get(f"{PREFIX}CONFIG")
+    path = Path(named) if named else _usual_file(environment)
+    in_file: dict[str, Any] = {}
+    try:
+        in_file = _parsed_file(path, required=bool(named))
+    except UserError as error:
+        yield Remark(str(error), True, error.hint)
+    for key, value in in_file.items():
+        if (fault := _fault(_of_file, {key: value}, path)) is not None:
+            yield fault
+    keys = {key.replace("-", "_"): key for key in in_file}
+    for variable in sorted(name for name in environment if name.startswith(PREFIX)):
+        name = variable.removeprefix(PREFIX).lower()
+        if (fault := _fault(_from_environment, {variable: environment[variable]})) is not None:
+            yield fault
+        elif variable not in OTHER_VARIABLES and name not in table():
+            yield Remark(f"{variable} means nothing to mlxcel", hint="docs/settings.md lists what does")
+        elif name in keys and environment[variable]:
+            yield Remark(f"{variable} is used in place of {keys[name]} in {path}")
+
+
+def _fault(settle_one: Callable[..., Any], *given: Any) -> Remark | None:
+    try:
+        settle_one(*given)
+    except UserError as error:
+        return Remark(str(error), True, error.hint)
+    return None
+
+
+def proxies(environment: Mapping[str, str] = os.environ) -> tuple[dict[str, str], str]:
+    """The proxy variables that are set, by name, and the hosts that need none."""
+    names = [name for kind in ("http", "https", "all") for name in (f"{kind}_proxy", f"{kind}_proxy".upper())]
+    found = {name: environment[name] for name in names if environment.get(name)}
+    return found, environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+
+
 def _from_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     """What was given; a list, of a flag that may be repeated, as the texts between its commas."""
     said = {name: value for name, value in given.items() if value is not None}
@@ -266,6 +315,11 @@ def user_config_dir(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
+    return _of_file(_parsed_file(path, required=required), path)
+
+
+def _parsed_file(path: Path, *, required: bool) -> dict[str, Any]:
+    """The file's keys and values as they stand. Raises UserError where it cannot be read."""
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -275,9 +329,13 @@ def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the config file {path} cannot be read: {error}") from None
     try:
-        said = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"the config file {path} is not TOML: {error}") from None
+
+
+def _of_file(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The settings that the keys of a config file are. Raises ConfigError."""
     values: dict[str, Any] = {}
     for key, value in said.items():
         name = key.replace("-", "_")

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import MlxcelError
 from mlxcel_cli import render
-from mlxcel_cli.commands import bench, cluster, inspect, models, parity, serve, talk
+from mlxcel_cli.commands import bench, cluster, doctor, inspect, models, parity, serve, talk
 from mlxcel_cli.errors import WrongUsage
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -35,6 +35,7 @@ COMMANDS = (
     ("rm", models.remove, models.REMOVE_EXAMPLE),
     ("inspect", inspect.inspect, inspect.EXAMPLE),
     ("bench", bench.bench, bench.EXAMPLE),
+    ("doctor", doctor.doctor, doctor.EXAMPLE),
     ("parity", parity.parity, parity.EXAMPLE),
     ("cluster", cluster.cluster, cluster.EXAMPLE),
 )

@@ -10,6 +10,7 @@ decides what is whole.
 import fnmatch
 import hashlib
 import io
+import json
 import logging
 import os
 import re
@@ -27,6 +28,7 @@ Progress = Callable[[str, int, int | None], None]
 
 BARE_OWNER = "mlx-community"
 PARTS_FOLDER = ".fetch"
+IDENTITIES = ".identities.json"
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 TOKENIZERS = (*TOKENIZER_FILES, "*.tiktoken")
 WEIGHTS = "model*.safetensors"
@@ -154,6 +156,20 @@ def fetch(snapshot: Snapshot, folder: Path, progress: Progress) -> None:
     _bring(snapshot, [*small, *weights], folder, progress)
     for path in (*parts.iterdir(), parts):
         path.rmdir() if path.is_dir() else path.unlink()
+    said = {file.name: file.identity for file in (*small, *weights)}
+    (folder / IDENTITIES).write_text(json.dumps(said, indent=1), encoding="utf-8")
+
+
+def identities(folder: Path) -> dict[str, str]:
+    """What the hub said each file of a fetched checkpoint holds; nothing where that was not kept."""
+    if not (folder / IDENTITIES).is_file():
+        return {}
+    return {name: str(identity) for name, identity in read_json(folder / IDENTITIES).items()}
+
+
+def is_what(path: Path, identity: str) -> bool:
+    """Whether `path` holds what `identity` says. Raises OSError."""
+    return _holds(path, HubFile(path.name, path.stat().st_size, identity))
 
 
 def _any(name: str, patterns: tuple[str, ...]) -> bool:

@@ -12,6 +12,7 @@ from mlxcel_cli import config, names, render
 from mlxcel_cli.commands.options import ConfigFile
 
 if TYPE_CHECKING:
+    from engine.config import EngineConfig
     from engine.model.inspect import Description, Fit, Layers
 
 EXAMPLE = """\b
@@ -44,6 +45,19 @@ def inspect(
     path = names.here(model)
     engine = config.settle(config.finite(flags), file=config_file).engine(path)
 
+    said, fit, largest = described(path, engine)
+    if as_json:
+        render.put(json.dumps(_object(model, said, fit, largest), indent=2, default=str) + "\n")
+    else:
+        width = max(len(name) for name, _ in _lines(model, said, fit, largest))
+        render.put("".join(f"{name:{width}}  {text}\n" for name, text in _lines(model, said, fit, largest)))
+
+
+def described(path: Path, engine: "EngineConfig") -> "tuple[Description, Fit, int]":
+    """The checkpoint at `path`, what it will take with these settings, and the longest context that fits them.
+
+    Raises ModelError.
+    """
     from engine.model.inspect import describe
 
     said = describe(path, trust_remote_code=engine.trust_remote_code, cache_dtype=engine.cache_dtype)
@@ -56,12 +70,7 @@ def inspect(
         chunk_tokens=engine.prefill_chunk_size,
         paged=paged,
     )
-    largest = said.largest_context(fit.num_slots, paged=paged)
-    if as_json:
-        render.put(json.dumps(_object(model, said, fit, largest), indent=2, default=str) + "\n")
-    else:
-        width = max(len(name) for name, _ in _lines(model, said, fit, largest))
-        render.put("".join(f"{name:{width}}  {text}\n" for name, text in _lines(model, said, fit, largest)))
+    return said, fit, said.largest_context(fit.num_slots, paged=paged)
 
 
 def _object(model: str, said: "Description", fit: "Fit", largest: int) -> dict[str, Any]:
@@ -103,7 +112,7 @@ def _lines(model: str, said: "Description", fit: "Fit", largest: int) -> Iterato
         ", ".join(f"{text} ({index})" for index, text in said.end_tokens) or "nothing: no end is stated",
     )
     yield "decode mode", said.decode_mode or UNPROBED
-    yield "memory", _memory(fit)
+    yield "memory", memory(fit)
     yield "budget", _budget(fit)
     yield "fits", _verdict(said, fit, largest)
 
@@ -132,7 +141,7 @@ def _cache(said: "Description") -> str:
     return ", ".join(parts) or "none"
 
 
-def _memory(fit: "Fit") -> str:
+def memory(fit: "Fit") -> str:
     rows = f"{fit.num_slots} slot{'s' if fit.num_slots > 1 else ''} x {fit.num_tokens} tokens"
     return (
         f"{render.size(fit.weight_bytes)} weights + up to {render.size(fit.num_slots * fit.row_bytes)} for {rows} "

@@ -60,7 +60,10 @@ def test_a_name_on_the_hub_becomes_an_entry_with_what_a_checkpoint_needs(hub: Hu
     check_complete(folder)
     wanted = {name: body for name, body in hub.repositories[NAME][0].items() if name not in NOT_WANTED}
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name[0] != "."} == wanted
-    assert sorted(path.name for path in folder.iterdir() if path.name[0] == ".") == [".mlxcel.json"]
+    assert sorted(path.name for path in folder.iterdir() if path.name[0] == ".") == [
+        ".identities.json",
+        ".mlxcel.json",
+    ]
     [entry] = store.list()
     assert (entry.name, entry.source) == (NAME, f"{NAME} {commit_of(NAME, 0)[:12]}")
     total = sum(len(body) for body in wanted.values())

@@ -1,0 +1,1 @@
+"""What `mlxcel doctor` looks at, and what it says of it."""

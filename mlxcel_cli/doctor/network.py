@@ -1,0 +1,88 @@
+"""The port that `serve` would take, the proxies, and the model hub."""
+
+import socket
+from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
+
+from mlxcel_cli import config
+from mlxcel_cli.doctor.finding import Finding, State
+from server.config import ServerConfig
+
+PATIENCE_S = 3.0
+LOCAL = ("localhost", "127.0.0.1")
+
+
+def look_at_port(settings: config.Settings) -> Iterator[Finding]:
+    """Whether `serve` could listen where the settings say."""
+    defaults = {row.name: row.default for row in config.table().values() if row.owner is ServerConfig}
+    host, port = (settings.values.get(name, defaults[name]) for name in ("host", "port"))
+    if host.endswith(".sock"):
+        yield Finding("port", State.OK, f"{host}: a socket, made when the server starts")
+        return
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except OSError as error:
+        if said := _who(host, port):
+            yield Finding("port", State.NOTE, f"{said} is served at {host}:{port}", "--port 0 takes any free one")
+        else:
+            why = error.strerror or str(error)
+            hint = "--port 0 takes any free one; --host says where to listen"
+            yield Finding("port", State.BROKEN, f"{host}:{port} cannot be taken: {why}", hint)
+        return
+    yield Finding("port", State.OK, f"{host}:{port} is free")
+
+
+def look_at_proxies(environment: Mapping[str, str] | None = None) -> Iterator[Finding]:
+    """Which proxies are set, and whether clients would ask them for this machine."""
+    found, without = config.proxies() if environment is None else config.proxies(environment)
+    if not found:
+        yield Finding("proxy", State.OK, "none is set")
+        return
+    said = ", ".join(f"{name}={_plain(url)}" for name, url in found.items())
+    spared = {host.strip().lower() for host in without.split(",")}
+    if "*" in spared or all(host in spared for host in LOCAL):
+        yield Finding("proxy", State.OK, said)
+    else:
+        hint = f"NO_PROXY={','.join(LOCAL)} lets clients reach a server on this machine"
+        yield Finding("proxy", State.WARNING, f"{said}; not excepted: this machine", hint)
+
+
+def look_at_hub() -> Iterator[Finding]:
+    """Whether the model hub answers soon."""
+    import httpx2
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        yield Finding("hub", State.NOTE, "HF_HUB_OFFLINE keeps from it", "models that are here load all the same")
+        return
+    try:
+        answer = httpx2.get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=PATIENCE_S, follow_redirects=True)
+        fault = f"it answered {answer.status_code}" if answer.status_code >= 400 else ""
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
+        fault = " ".join(str(error).split())[:200] or type(error).__name__
+    if fault:
+        hint = "models that are here load all the same; HF_ENDPOINT and HTTPS_PROXY hold"
+        yield Finding("hub", State.WARNING, f"{_plain(constants.ENDPOINT)}: {fault}", hint)
+    else:
+        yield Finding("hub", State.OK, f"{_plain(constants.ENDPOINT)} answers")
+
+
+def _who(host: str, port: int) -> str:
+    """The model that an OpenAI-compatible server there lists, or nothing."""
+    import httpx2
+
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        listing = httpx2.get(f"http://{shown}:{port}/v1/models", timeout=PATIENCE_S, trust_env=False).json()
+        return str(listing["data"][0]["id"])
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError):
+        return ""
+
+
+def _plain(url: str) -> str:
+    """`url` without the password in it."""
+    parts = urlsplit(url)
+    return url.replace(f"{parts.netloc.rpartition('@')[0]}@", "***@") if "@" in parts.netloc else url

@@ -1,0 +1,95 @@
+"""A port that is free, taken or serving; proxies; and a hub that answers or does not."""
+
+import socket
+
+import pytest
+from huggingface_hub import constants
+
+from mlxcel_cli import config
+from mlxcel_cli.doctor import network
+from mlxcel_cli.doctor.finding import State
+
+
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def settings(port: int, host: str = "127.0.0.1") -> config.Settings:
+    return config.Settings({"host": host, "port": port})
+
+
+def test_a_free_port_is_ok():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    (finding,) = network.look_at_port(settings(port))
+    assert finding.state is State.OK
+
+
+def test_a_port_that_serves_a_model_is_no_fault(address: str):
+    (finding,) = network.look_at_port(settings(port_of(address)))
+    assert finding.state is State.NOTE
+    assert finding.said == f"double is served at 127.0.0.1:{port_of(address)}"
+
+
+def test_a_port_that_another_program_holds_is_broken(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(network, "PATIENCE_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (finding,) = network.look_at_port(settings(listener.getsockname()[1]))
+    assert finding.state is State.BROKEN
+    assert "--port 0" in finding.hint
+
+
+def test_a_host_that_is_not_this_machine_is_broken():
+    (finding,) = network.look_at_port(settings(1, "203.0.113.1"))
+    assert finding.state is State.BROKEN
+
+
+def test_a_socket_is_made_when_the_server_starts():
+    (finding,) = network.look_at_port(settings(1, "/tmp/it.sock"))
+    assert finding.state is State.OK
+
+
+@pytest.mark.parametrize(
+    ("environment", "state"),
+    [
+        ({}, State.OK),
+        ({"HTTPS_PROXY": "http://proxy:1"}, State.WARNING),
+        ({"https_proxy": "http://proxy:1", "NO_PROXY": "localhost"}, State.WARNING),
+        ({"http_proxy": "http://proxy:1", "no_proxy": "localhost, 127.0.0.1"}, State.OK),
+        ({"ALL_PROXY": "http://proxy:1", "NO_PROXY": "*"}, State.OK),
+    ],
+    ids=str,
+)
+def test_proxies_that_would_take_this_machine_are_warned_of(environment, state):
+    (finding,) = network.look_at_proxies(environment)
+    assert finding.state is state
+    assert bool(finding.hint) == (state is State.WARNING)
+
+
+def test_a_proxys_password_is_not_shown():
+    (finding,) = network.look_at_proxies({"HTTPS_PROXY": "http://me:secret@proxy:1"})
+    assert "secret" not in finding.said
+    assert "proxy:1" in finding.said
+
+
+def test_a_hub_that_refuses_or_is_gone_is_warned_of(address: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    (finding,) = network.look_at_hub()
+    assert (finding.state, finding.said) == (State.WARNING, f"{address}: it answered 404")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
+    (finding,) = network.look_at_hub()
+    assert finding.state is State.WARNING
+
+
+def test_a_hub_that_answers_is_ok(address: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", f"{address}/v1/models?")
+    (finding,) = network.look_at_hub()
+    assert finding.state is State.OK
+
+
+def test_offline_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    (finding,) = network.look_at_hub()
+    assert finding.state is State.NOTE

@@ -141,6 +141,21 @@ class Settings:
         """A ServerConfig around `engine`, which answers to `model_id`."""
         return ServerConfig(engine=engine, model_id=model_id, **self._of(ServerConfig))
 
+    @property
+    def listens_at(self) -> tuple[str, int]:
+        """Host, or a socket's path, and port where `serve` would listen."""
+        host, port = (self.values.get(name, table()[name].default) for name in ("host", "port"))
+        return host, port
+
+    @property
+    def address(self) -> str:
+        """The URL, or a socket's path, by which a client on this machine reaches it there."""
+        host, port = self.listens_at
+        if host.endswith(".sock"):
+            return host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
     def _of(self, owner: type) -> dict[str, Any]:
         return {name: self.values[name] for name in names_of(owner) if name in self.values}
 
@@ -179,7 +194,7 @@ def remarks(file: Path | None = None, environment: Mapping[str, str] = os.enviro
     what is set in both.
     """
     named = file or environment.get(f"{PREFIX}CONFIG")
-    path = Path(named) if named else _usual_file(environment)
+    path = Path(named) if named else user_config_dir(environment) / "config.toml"
     in_file: dict[str, Any] = {}
     try:
         in_file = _parsed_file(path, required=bool(named))
@@ -310,8 +325,13 @@ def is_dumb(environment: Mapping[str, str] = os.environ) -> bool:
 
 def user_config_dir(environment: Mapping[str, str] = os.environ) -> Path:
     """Where the config file and the templates are."""
+    return config_home(environment) / "mlxcel"
+
+
+def config_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where programs of this person keep their settings."""
     home = environment.get("XDG_CONFIG_HOME")
-    return (Path(home) if home else Path("~/.config").expanduser()) / "mlxcel"
+    return Path(home) if home else Path("~/.config").expanduser()
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:

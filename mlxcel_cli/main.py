@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import MlxcelError
 from mlxcel_cli import render
-from mlxcel_cli.commands import bench, cluster, doctor, inspect, models, parity, serve, talk
+from mlxcel_cli.commands import bench, cluster, connect, doctor, inspect, models, parity, serve, talk
 from mlxcel_cli.errors import WrongUsage
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -36,6 +36,7 @@ COMMANDS = (
     ("inspect", inspect.inspect, inspect.EXAMPLE),
     ("bench", bench.bench, bench.EXAMPLE),
     ("doctor", doctor.doctor, doctor.EXAMPLE),
+    ("connect", connect.connect, connect.EXAMPLE),
     ("parity", parity.parity, parity.EXAMPLE),
     ("cluster", cluster.cluster, cluster.EXAMPLE),
 )

@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 
 from mlxcel_cli import config
 from mlxcel_cli.doctor.finding import Finding, State
-from server.config import ServerConfig
 
 PATIENCE_S = 3.0
 LOCAL = ("localhost", "127.0.0.1")
@@ -14,8 +13,7 @@ LOCAL = ("localhost", "127.0.0.1")
 
 def look_at_port(settings: config.Settings) -> Iterator[Finding]:
     """Whether `serve` could listen where the settings say."""
-    defaults = {row.name: row.default for row in config.table().values() if row.owner is ServerConfig}
-    host, port = (settings.values.get(name, defaults[name]) for name in ("host", "port"))
+    host, port = settings.listens_at
     if host.endswith(".sock"):
         yield Finding("port", State.OK, f"{host}: a socket, made when the server starts")
         return
@@ -25,7 +23,7 @@ def look_at_port(settings: config.Settings) -> Iterator[Finding]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
     except OSError as error:
-        if said := _who(host, port):
+        if said := _who(settings.address):
             yield Finding("port", State.NOTE, f"{said} is served at {host}:{port}", "--port 0 takes any free one")
         else:
             why = error.strerror or str(error)
@@ -70,13 +68,12 @@ def look_at_hub() -> Iterator[Finding]:
         yield Finding("hub", State.OK, f"{_plain(constants.ENDPOINT)} answers")
 
 
-def _who(host: str, port: int) -> str:
+def _who(address: str) -> str:
     """The model that an OpenAI-compatible server there lists, or nothing."""
     import httpx2
 
-    shown = f"[{host}]" if ":" in host else host
     try:
-        listing = httpx2.get(f"http://{shown}:{port}/v1/models", timeout=PATIENCE_S, trust_env=False).json()
+        listing = httpx2.get(f"{address}/v1/models", timeout=PATIENCE_S, trust_env=False).json()
         return str(listing["data"][0]["id"])
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError):
         return ""

@@ -1,0 +1,1 @@
+"""What other programs need to be told to use a running server."""

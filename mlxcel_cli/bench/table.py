@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PIPE_COLUMNS = 160
+LATE_S = 0.05
 NAMES = {"ttft_s": "first token", "itl_s": "between tokens", "e2e_s": "whole answer"}
 
 
@@ -68,6 +69,8 @@ def remarks(runs: Sequence[Summary]) -> Iterator[str]:
         yield "tokens are counted by pieces of text: the server does not say how many there are"
     if last.goodput is not None and last.good_share is not None:
         yield f"goodput {last.goodput:.2f} requests/s: {last.good_share:.0%} met the objective"
+    if last.late_s >= LATE_S:
+        yield f"requests were sent up to {seconds(last.late_s)} s late, which counts as waiting: this side is slow"
     if last.num_failed:
         kinds = ", ".join(f"{kind}: {count}" for kind, count in last.errors.items())
         yield f"{last.num_failed} failed: {kinds}"

@@ -97,7 +97,7 @@ def serve_page(result: ServeResult) -> str:
     figures.append(lines("Tokens over time", "seconds", "tokens/s", courses))
     parts.append(_figures(figures))
     for server in result.servers:
-        parts.append(f"<h2>{escape(server.url)} · {escape(server.model)}</h2>")
+        parts.append(f"<h2>{escape(' · '.join(filter(None, (server.url, server.model))))}</h2>")
         parts.append(_table(list(_spreads(server))) + _paragraphs(remarks(server.runs)))
         parts.append(_figures([_requests(server)]))
     return _page("A server under load", "".join(parts))
@@ -109,13 +109,14 @@ def _asked(body: dict[str, object]) -> Iterator[str]:
     assert isinstance(machine, dict)
     assert isinstance(asked, dict)
     yield f"mlxcel {body['mlxcel']}, " + ", ".join(f"{name} {value}" for name, value in machine.items())
-    yield ", ".join(
-        f"{name.replace('_', ' ')} {_plain(value)}" for name, value in asked.items() if value is not None
-    )
+    given = {name.replace("_", " "): value for name, value in asked.items() if value is not None}
+    yield ", ".join(f"{name} {_plain(value)}" for name, value in given.items() if value is not False)
 
 
 def _plain(value: object) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, dict):
+        return " ".join(f"{name}={bound}" for name, bound in value.items() if bound is not None)
+    return str(value)
 
 
 def _in_ms(steps_s: Sequence[float]) -> list[float]:
@@ -143,7 +144,8 @@ def _requests(server: ServerRuns) -> str:
         first_s = record.pieces_s[0] if record.pieces_s else record.ended_s
         parts = [(record.due_s - began_s, first_s - began_s, 1), (first_s - began_s, record.ended_s - began_s, 0)]
         rows.append(Bar([(record.due_s - began_s, record.ended_s - began_s, 4)] if record.error else parts))
-    return bars("Each request", "seconds", rows, ["answered", "waited for the first token", "", "", "failed"])
+    failed = "failed" if any(record.error for record in server.records) else ""
+    return bars("Each request", "seconds", rows, ["answered", "waited for the first token", "", "", failed])
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ from mlxcel_cli.bench.record import Record
 from mlxcel_cli.bench.result import ServeResult, ServerRuns
 from mlxcel_cli.bench.summary import Objective, Summary, summarize
 from mlxcel_cli.client import Client
-from mlxcel_cli.errors import ServerFault
+from mlxcel_cli.errors import EngineGone, ServerBusy, ServerFault, ServerGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server, the model to ask it for (None: its first) and the key to show."""
+    """A server, the model to ask it for (None: the first it lists) and the key to show."""
 
     url: str
     model: str | None = None
@@ -85,7 +85,7 @@ async def bear(plan: Plan, targets: list[Target], *, tell: Callable[[str], None]
                 records[place] = await _run(plan, client, plan.num_requests, f"{plan.seed}-{repeat}", counted)
             runs[place].append(summarize(records[place], plan.objective))
     servers = [
-        ServerRuns(target.url, model, taken, last)
+        ServerRuns(target.url, model or "", taken, last)
         for target, model, taken, last in zip(targets, models, runs, records, strict=True)
     ]
     return ServeResult(servers, plan.body())
@@ -101,12 +101,16 @@ async def _run(
     return await load.open(made, poisson(plan.rate, len(made), random.Random(f"{seed} arrivals")))
 
 
-async def _first_model(target: Target) -> str:
+async def _first_model(target: Target) -> str | None:
+    """The first model that the server lists; None where it lists none, and answers for the one it has."""
     async with Client.to(target.url, key=target.key) as client:
-        names = await client.models()
-    if not names:
-        raise ServerFault(f"{target.url} lists no models", hint="name one with --model")
-    return names[0]
+        try:
+            names = await client.models()
+        except (ServerGone, ServerBusy, EngineGone):
+            raise
+        except ServerFault:
+            names = []
+    return names[0] if names else None
 
 
 class _Counter:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from mlxcel_cli.bench.sparkline import BARS
 from tests.cli.conftest import Outcome
@@ -128,6 +130,17 @@ def test_the_table_says_what_failed_and_by_whom_tokens_are_counted(
     assert set(failed[1].split(", ")) == {"busy (503): 1", "refused (400): 1"}
     assert "first token" in ended.out
     assert any(bar in ended.out for bar in BARS)
+
+
+def test_a_server_that_lists_no_models_is_asked_for_none(mlxcel: Mlxcel, address: str, double: Double) -> None:
+    async def broken(request: Request) -> Response:
+        return PlainTextResponse("no list today")
+
+    double.models = broken  # type: ignore[method-assign]
+    ended = mlxcel("bench", "serve", "--url", address, "--requests", "2", "--warmup", "0", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["servers"][0]["model"] == ""
+    assert "model" not in double.asked[0][1]
 
 
 def test_a_server_that_answers_nothing_ends_with_1(mlxcel: Mlxcel, address: str, double: Double) -> None:

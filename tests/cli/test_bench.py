@@ -132,11 +132,18 @@ def test_the_table_says_what_failed_and_by_whom_tokens_are_counted(
     assert any(bar in ended.out for bar in BARS)
 
 
-def test_a_server_that_lists_no_models_is_asked_for_none(mlxcel: Mlxcel, address: str, double: Double) -> None:
+@pytest.fixture
+def unlisted(double: Double) -> None:
+    """The double lists no models."""
+
     async def broken(request: Request) -> Response:
         return PlainTextResponse("no list today")
 
     double.models = broken  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("unlisted")
+def test_a_server_that_lists_no_models_is_asked_for_none(mlxcel: Mlxcel, address: str, double: Double) -> None:
     ended = mlxcel("bench", "serve", "--url", address, "--requests", "2", "--warmup", "0", "--json")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["servers"][0]["model"] == ""

@@ -172,7 +172,9 @@ def settle(
     Raises ConfigError naming the key or variable that is unknown or of the wrong kind.
     """
     named = file or environment.get(f"{PREFIX}CONFIG")
-    in_file = _from_file(Path(named) if named else _usual_file(environment), required=bool(named))
+    in_file = _from_file(
+        Path(named) if named else user_config_dir(environment) / "config.toml", required=bool(named)
+    )
     model_in_file = in_file.pop("model", None)
     values = {**in_file, **_from_environment(environment), **_from_flags(given)}
     return Settings(values, model or environment.get(f"{PREFIX}MODEL") or model_in_file)
@@ -192,7 +194,7 @@ def remarks(file: Path | None = None, environment: Mapping[str, str] = os.enviro
     what is set in both.
     """
     named = file or environment.get(f"{PREFIX}CONFIG")
-    path = Path(named) if named else _usual_file(environment)
+    path = Path(named) if named else user_config_dir(environment) / "config.toml"
     in_file: dict[str, Any] = {}
     try:
         in_file = _parsed_file(path, required=bool(named))
@@ -321,19 +323,15 @@ def is_dumb(environment: Mapping[str, str] = os.environ) -> bool:
     return environment.get("TERM", "") in ("dumb", "unknown")
 
 
-def user_config_home(environment: Mapping[str, str] = os.environ) -> Path:
+def user_config_dir(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where the config file and the templates are."""
+    return config_home(environment) / "mlxcel"
+
+
+def config_home(environment: Mapping[str, str] = os.environ) -> Path:
     """Where programs of this person keep their settings."""
     home = environment.get("XDG_CONFIG_HOME")
     return Path(home) if home else Path("~/.config").expanduser()
-
-
-def user_config_dir(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where the config file and the templates are."""
-    return user_config_home(environment) / "mlxcel"
-
-
-def _usual_file(environment: Mapping[str, str]) -> Path:
-    return user_config_dir(environment) / "config.toml"
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:

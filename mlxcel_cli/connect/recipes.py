@@ -153,7 +153,7 @@ def _llm(to: Endpoint) -> Sequence[str]:
 def _llm_place() -> Path:
     if sys.platform == "darwin":
         return Path.home() / "Library/Application Support/io.datasette.llm/extra-openai-models.yaml"
-    return config.user_config_home() / "io.datasette.llm/extra-openai-models.yaml"
+    return config.config_home() / "io.datasette.llm/extra-openai-models.yaml"
 
 
 def _opencode_file(to: Endpoint) -> Content:
@@ -203,7 +203,7 @@ RECIPES = (
     ),
     Recipe(
         *("zed", "Zed", "https://zed.dev/docs/ai/llm-providers#openai-api-compatible", _zed),
-        File(lambda: config.user_config_home() / "zed/settings.json", Kind.JSON, _zed_file),
+        File(lambda: config.config_home() / "zed/settings.json", Kind.JSON, _zed_file),
     ),
     Recipe(
         *("cline", "Cline", "https://docs.cline.bot/provider-config/openai-compatible", _cline),
@@ -217,7 +217,7 @@ RECIPES = (
         *("opencode", "opencode", "https://opencode.ai/docs/config"),
         lambda to: [f"opencode --model {shlex.quote(f'{PROVIDER}/{to.model}')}"],
         File(
-            lambda: config.user_config_home() / "opencode/opencode.json",
+            lambda: config.config_home() / "opencode/opencode.json",
             Kind.JSON,
             _opencode_file,
             beginning={"$schema": "https://opencode.ai/config.json"},

@@ -232,7 +232,7 @@ class Engine:
                 self._open(piece.row, piece.start)
         finally:
             self._read()
-        pieces = tuple(piece for piece in tick.prefill if piece.row.finish_reason is None)
+        pieces = tuple(piece for piece in tick.prefill if piece.start == piece.row.cursor)
         live = tuple(row for row in tick.decode if row.finish_reason is None)
         if pieces or live:
             self._in_flight = self._submit(pieces, live, drafts=self._speculation.tokens(tick))
@@ -474,16 +474,17 @@ class Engine:
             self.prompts.begun(row)
 
     def _land(self, row: Row) -> None:
-        """Let `row` go on with what has come with it. A fault there is the row's alone."""
+        """Let `row` go on with what has come with it, or from its start where that cannot be read."""
         arriving, row.arriving = row.arriving, None
         assert arriving is not None, "something has come"
         row.storage = row.storage or self._forward.open()
         try:
             self.transfer.land(arriving, row.storage)
             row.cursor = arriving.state.length
-        except Exception as fault:
-            log.exception("request %s cannot go on from what was handed over", row.request.id)
-            self._events.append(self._fail_row(row, StepFailed(f"what was handed over cannot be read: {fault}")))
+        except Exception:
+            log.exception("request %s is computed again: what was handed over cannot be read", row.request.id)
+            row.storage.free()
+            row.storage = self._forward.open()
 
     def _run_ahead(self, rows: tuple[Row, ...]) -> None:
         """Submit the next step from the unread tokens of the one in flight, then read that one."""

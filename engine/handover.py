@@ -48,7 +48,13 @@ class StoredArray:
         shape = ours.shape
         if self.first is not None:
             shape = (*shape[:2], length - self.first, *shape[3:])
-        return self.shape != shape if exact else len(self.shape) != len(shape)
+        if exact:
+            return self.shape != shape
+        # The caches of mlx-lm have room for more than they hold.
+        theirs, room = self.shape, shape[2:3]
+        if len(theirs) != len(shape) or (*theirs[:2], *theirs[3:]) != (*shape[:2], *shape[3:]):
+            return True
+        return any(size < min(length, most) for size, most in zip(theirs[2:3], room, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,20 @@ class RowState:
         for ours, theirs in zip_longest(here.layout, self.arrays):
             if not (ours and theirs) or theirs.unlike(ours, self.length, exact=not here.scalars):
                 return f"a row has {_told(theirs)} where one of {self.length} tokens has {_told(ours)} here"
-        if not _alike(self.scalars, here.scalars):
+        if not _alike(self.scalars, here.scalars, self.length):
             return "the caches hold something else around their arrays"
+        return self._gaps(here)
+
+    def _gaps(self, here: Identity) -> str | None:
+        """Where what later tokens see is not there, or None."""
+        begins: dict[int, int] = {}
+        for array in self.arrays:
+            if array.first is None:
+                continue
+            window = _window(here.layers[array.layer])
+            needed = max(0, self.length + 1 - window) if window else 0
+            if array.first > needed or begins.setdefault(array.layer, array.first) != array.first:
+                return f"layer {array.layer} begins at {array.first}, and is seen from {needed} on"
         return None
 
 
@@ -130,12 +148,22 @@ class Arriving:
     data: bytearray
 
 
+def _window(layer: str) -> int:
+    """How far a layer sees, by its words; 0: all."""
+    name, _, size = layer.partition(" ")
+    return int(size) if name == "window" else 0
+
+
 def _told(array: StoredArray | None) -> str:
     return "nothing" if array is None else f"{array.dtype}{list(array.shape)} in layer {array.layer}"
 
 
-def _alike(one: Any, other: Any) -> bool:
-    """Whether both are nested the same way, whatever the numbers in them are."""
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    return not isinstance(one, (list, tuple)) and not isinstance(other, (list, tuple))
+def _alike(one: Any, ours: Any, length: int) -> bool:
+    """Whether both are nested the same way, with the same arrays in the same places, and numbers that a row of
+    `length` tokens may have where ours has one.
+    """
+    if isinstance(one, (list, tuple)) and isinstance(ours, (list, tuple)):
+        return len(one) == len(ours) and all(_alike(a, b, length) for a, b in zip(one, ours, strict=True))
+    if type(one) is int and type(ours) is int:
+        return one == ours or 0 <= one <= length
+    return type(one) is type(ours) and one == ours

@@ -167,6 +167,11 @@ class EngineLoop:
         """How many requests may run and wait at once."""
         return self._num_slots + self.config.max_queue_depth
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a request that came now would be refused."""
+        return self._num_live >= self.capacity
+
     def start(self) -> None:
         """Start loading; `on_state` is called when `model` or `fault` is set.
 

@@ -74,15 +74,17 @@ def make_app(
 ) -> Starlette:
     """The application for `config`. Its lifespan starts loading the model and returns at once.
 
-    `on_fault` is called when the engine is gone for good; `loop_options` reach the `EngineLoop`.
+    `on_fault` is called when the engine is gone for good; `loop_options` reach the `EngineLoop`. Raises
+    ConfigError for keys that are none.
     """
+
+    node = None if config.node_role == "none" else _node(config)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        node = None if config.node_role == "none" else _node(config)
         if config.node_role == "router":
             assert node is not None, "a router is a node"
-            loop_options["loop"] = node.loop
+            loop_options.update(loop=node.loop, wait=node.waited)
         bridge = Bridge(config.engine, on_fault=on_fault, **loop_options)
         app.state.service = Service(config, bridge, node)
         bridge.start()

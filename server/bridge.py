@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -76,10 +76,15 @@ class Events:
             self._cancel(ticket)
 
 
+async def _for_ever(come: Awaitable[Any]) -> None:
+    await come
+
+
 class Bridge:
     """The engine as the server sees it. `on_fault` is called when the engine is gone for good.
 
-    `loop` makes what runs it, or what stands in its place and has others run it.
+    `loop` makes what runs it, or what stands in its place and has others run it, and `wait` bounds how long a
+    request waits for that to be ready.
     """
 
     def __init__(
@@ -88,8 +93,10 @@ class Bridge:
         *,
         on_fault: Callable[[MlxcelError], None] = lambda fault: None,
         loop: Callable[..., Any] = EngineLoop,
+        wait: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
         **loop_options: Any,
     ) -> None:
+        self._wait = wait or _for_ever
         self._loop: EngineLoop = loop(config, post=self._post, on_state=self._on_state, **loop_options)
         self._on_fault = on_fault
         self._loaded = asyncio.Event()
@@ -130,7 +137,7 @@ class Bridge:
 
     async def model(self) -> ServedModel:
         """Wait for the model to be loaded. Raises what kept it from that, or what has ended the engine since."""
-        await self._loaded.wait()
+        await self._wait(self._loaded.wait())
         if self._loop.fault is not None:
             raise self._loop.fault
         if self._loop.model is None:
@@ -141,6 +148,11 @@ class Bridge:
     def capacity(self) -> int:
         """How many requests may run and wait at once."""
         return self._loop.capacity
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a request that came now would be refused."""
+        return self._loop.is_full
 
     def numbers(self) -> Numbers:
         """What the engine has counted, and what stands now."""

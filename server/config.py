@@ -111,7 +111,7 @@ class ServerConfig:
         if is_node and not self.serving_bind:
             raise ConfigError("serving_bind", f"node_role {role} needs serving_bind: where it listens")
         if role == "router" and not (self.prefill_peers or self.decode_peers):
-            raise ConfigError("prefill_peers", "node_role router needs prefill_peers and decode_peers")
+            raise ConfigError("prefill_peers", "node_role router needs prefill_peers or decode_peers: its nodes")
         if role == "none" and (self.node_key or self.node_peers):
             raise ConfigError("node_key", "keys of nodes mean nothing where node_role is none")
         for name, address in self._addresses():

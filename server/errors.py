@@ -27,6 +27,7 @@ from engine.errors import (
 )
 
 RETRY_AFTER_S = 1
+NO_NODE = "none of the router's nodes is up"
 
 Shape = Literal["openai", "anthropic", "llama"]
 

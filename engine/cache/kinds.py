@@ -18,6 +18,12 @@ class LayerKind:
     cache_class: str = ""
 
     @property
+    def words(self) -> str:
+        """What it keeps, such as `full`, `window 512`, `state 2`."""
+        size = self.window or self.size
+        return f"{self.name} {size}" if size else self.name
+
+    @property
     def is_attention(self) -> bool:
         """Whether plain keys and values are all that the layer keeps."""
         if self.name == "list":

@@ -75,7 +75,7 @@ def _kept(row: RowStorage, kinds: Sequence[LayerKind]) -> tuple[str, ...]:
     """What each layer keeps, in words, lists taken apart."""
     if isinstance(row, SequenceStorage):
         return tuple(type(cache).__name__ for cache in leaf_caches(row.caches))
-    return tuple(str(kind) for kind in leaf_kinds(kinds))
+    return tuple(kind.words for kind in leaf_kinds(kinds))
 
 
 def _taken(storage: RowStorage) -> tuple[int, list[Found], tuple[Any, ...]]:

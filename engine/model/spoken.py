@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+import mlx.core as mx
+
 from engine.config import EngineConfig
 from engine.errors import ModelIncomplete
 from engine.language import Language
@@ -26,6 +28,13 @@ class Spoken:
 
 def read(config: EngineConfig) -> Spoken:
     """Read a checkpoint's folder, in which no weights need be. Raises ModelError."""
+    try:
+        return _read(config)
+    finally:
+        mx.clear_streams()  # that mlx-lm made for this thread: one that outlives it aborts the process at its exit
+
+
+def _read(config: EngineConfig) -> Spoken:
     path = config.model
     if not (path / "config.json").is_file():
         raise ModelIncomplete(f"{path} is no checkpoint: it has no config.json")

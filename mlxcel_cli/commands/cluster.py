@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from engine.errors import UserError
 from mlxcel_cli import render
-from mlxcel_cli.errors import WrongUsage
+from mlxcel_cli.errors import Refused, WrongUsage
 
 EXAMPLE = """\b
 Examples:
@@ -56,6 +57,8 @@ def cluster(
         case Action.STATUS:
             stats = asyncio.run(_stats(server, api_key))
             render.put(json.dumps(stats, indent=2) + "\n" if as_json else render.table(_rows(stats["nodes"])))
+            if not stats["nodes"]:
+                render.note("the router is starting")
         case _:
             drains = action is Action.DRAIN
             asyncio.run(_drain(server, api_key, what, drains=drains))
@@ -66,7 +69,12 @@ async def _stats(server: str, key: str) -> dict[str, Any]:
     from mlxcel_cli.client import Client
 
     async with Client.to(server, key=key) as client:
-        return await client.router_stats()
+        try:
+            return await client.router_stats()
+        except Refused as refusal:
+            if refusal.status != 404:
+                raise
+            raise UserError(f"the server at {server} is no router") from refusal
 
 
 async def _drain(server: str, key: str, node: str, *, drains: bool) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from itertools import count
 
-from engine.errors import EngineStopped, MlxcelError, QueueFull
+from engine.errors import EngineFault, EngineStopped, MlxcelError, QueueFull
 from engine.request import PRIORITIES, Event, Request
 from server.errors import NoNode
 from server.roles import wire
@@ -27,6 +27,10 @@ MAX_LOST = 8  # nodes that one request may lose
 NODE_WAIT_S = 20.0  # how long a request waits while there is no node at all
 FULL_WAIT_S = 0.05  # until nodes that had no room are asked again
 OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
+
+
+class NodeFull(EngineFault):
+    """The node has as many requests as it may, of whoever: it is asked again."""
 
 
 class Course:
@@ -44,7 +48,7 @@ class Course:
         self._prefixes: dict[Role, Prefixes] = {"prefill": Prefixes(), "decode": Prefixes()}
         self._numbers = count()
         self._choices = count(1)
-        self._waiting: list[tuple[int, int]] = []
+        self._waiting: dict[Role, list[tuple[int, int]]] = {"prefill": [], "decode": []}
         self._woken = asyncio.Event()
         self.counts: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
@@ -52,7 +56,7 @@ class Course:
     @property
     def num_waiting(self) -> int:
         """How many requests wait for a node to have room."""
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
     def begin(self, job: Job) -> None:
         """Run `job` to its end."""
@@ -85,10 +89,7 @@ class Course:
     async def _run(self, job: Job) -> None:
         try:
             while not await self._attempt(job):
-                job.num_lost += 1
-                self.counts["rerouted"] += 1
-                if job.num_lost > MAX_LOST:
-                    raise EngineStopped(f"{job.num_lost} nodes were lost over this request")
+                self._lost(job)
         except MlxcelError as error:
             self._deliver(job, error)
         except Exception as fault:
@@ -97,41 +98,57 @@ class Course:
         finally:
             self.wake()
 
+    def _lost(self, job: Job) -> None:
+        """One more node is gone that ran the job. Raises EngineStopped where it has lost too many."""
+        job.num_lost += 1
+        self.counts["rerouted"] += 1
+        if job.num_lost > MAX_LOST:
+            raise EngineStopped(f"{job.num_lost} nodes were lost over this request")
+
     async def _attempt(self, job: Job) -> bool:
         """Run the job from where its client is; False: the node that ran it is gone. Raises what made it fail."""
         first = await self._node(job, "prefill")
         over = first.role == "prefill" and any(peer.role == "decode" and peer.takes for peer in self._peers)
         number = next(self._numbers)
         try:
-            handed = await self._follow(job, first, job.start(number, self._clock(), hands_over=over))
+            try:
+                handed = await self._follow(job, first, job.start(number, self._clock(), hands_over=over))
+            except NodeFull:
+                await asyncio.sleep(FULL_WAIT_S)
+                return await self._attempt(job)
             if handed is None:
                 return True
             job.handed(handed)
             self.counts["handed_over"] += 1
-            return await self._go_on(job, first, handed)
+            await self._go_on(job, first, number, handed)
+            return True
         except NodeLost as lost:
             log.warning("request %s is computed again: %s", job.request.id, lost)
             return False
         finally:
             first.say(wire.Cancel(number))  # also what it has left to be fetched
 
-    async def _go_on(self, job: Job, first: Peer, handed: wire.HandedOver) -> bool:
-        """Run the job at a decode node from what `first` has left. Raises NodeLost."""
+    async def _go_on(self, job: Job, first: Peer, number: int, handed: wire.HandedOver) -> None:
+        """Run the job at a decode node from what `first` has left of its `number`. Raises NodeLost."""
         num_before = len(job.row.output)
         while True:
             second = await self._node(job, "decode")
             fetch = wire.Fetch(first.address, handed.handle, handed.state) if second is not first else None
+            if fetch is None:
+                first.say(wire.Cancel(number))  # the slot that it has left may be the one that it is to have
             start = job.start(next(self._numbers), self._clock(), hands_over=False, fetch=fetch)
             try:
                 await self._follow(job, second, start)
+            except NodeFull:
+                await asyncio.sleep(FULL_WAIT_S)
+                continue
             except NodeLost:
-                if len(job.row.output) > num_before or not first.is_up or job.num_lost >= MAX_LOST:
+                if len(job.row.output) > num_before or not first.is_up:
                     raise
-                job.num_lost += 1
-                self.counts["rerouted"] += 1
+                self._lost(job)
                 continue
             self._prefixes["decode"].sent(_owner(job.request), job.tokens, second.name)
-            return True
+            return
 
     async def _follow(self, job: Job, peer: Peer, start: wire.Start) -> wire.HandedOver | None:
         """Have `peer` run the job and pass on what comes of it, to its end, or until it hands it over.
@@ -150,10 +167,14 @@ class Course:
                         if not job.row.output:
                             self._deliver(job, job.progress(message))
                     case wire.Said():
+                        if len(job.row.output) >= job.row.limit_tokens:
+                            raise NodeLost(f"{peer.name} gives more tokens than were asked for")
                         self._deliver(job, job.output(message, self._clock()))
                         if message.finish_reason is not None:
                             return None
                     case wire.HandedOver():
+                        if not start.request.hands_over:
+                            raise NodeLost(f"{peer.name} hands over what it was to end")
                         return message
                     case wire.Ended():
                         raise self._ended(peer, message.error)
@@ -167,18 +188,19 @@ class Course:
     @staticmethod
     def _ended(peer: Peer, error: MlxcelError) -> MlxcelError:
         """What it means that a node ends a request by `error`."""
-        if isinstance(error, (EngineStopped, QueueFull)):
-            return NodeLost(f"{peer.name} does not take it: {error}")
-        return error
+        if isinstance(error, QueueFull):
+            return NodeFull(f"{peer.name} is full")
+        return NodeLost(f"{peer.name} gives it up: {error}") if isinstance(error, EngineStopped) else error
 
     async def _node(self, job: Job, role: Role) -> Peer:
         """A node for the job's next part, as soon as one has room. Raises NoNode."""
         turn = PRIORITIES.index(job.request.priority), job.number
-        self._waiting.append(turn)
+        line = self._waiting[role]
+        line.append(turn)
         since_s = self._clock()
         try:
             while True:
-                if turn == min(self._waiting) and (peer := self._chosen(job, role)) is not None:
+                if turn == min(line) and (peer := self._chosen(job, role)) is not None:
                     return peer
                 if any(peer.is_up for peer in self._peers):
                     since_s = self._clock()
@@ -187,7 +209,7 @@ class Course:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._woken.wait(), FULL_WAIT_S)
         finally:
-            self._waiting.remove(turn)
+            line.remove(turn)
             self.wake()
 
     def _chosen(self, job: Job, role: Role) -> Peer | None:

@@ -13,7 +13,7 @@ from engine.errors import UserError
 from engine.handover import Arriving
 from server.roles import wire
 from server.roles.counts import Counts
-from server.roles.sockets import Sockets
+from server.roles.sockets import Sockets, unheard
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class _Source:
         self.task = asyncio.get_running_loop().create_task(self._receive())
 
     def say(self, message: wire.Message) -> None:
-        self._socket.send_multipart([wire.encoded(message)])
+        unheard(self._socket.send_multipart([wire.encoded(message)]))
 
     def _lost(self) -> None:
         for queue in self.waiting.values():

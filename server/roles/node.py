@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+import socket
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from engine.config import EngineConfig
@@ -10,7 +11,7 @@ from engine.errors import ConfigError, MlxcelError
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.roles.counts import Counts
-from server.roles.keys import Keys, read_keys
+from server.roles.keys import Keys, read_keys, split_address
 from server.roles.router import Router
 from server.roles.sockets import Sockets
 from server.roles.worker import Worker
@@ -20,12 +21,32 @@ log = logging.getLogger(__name__)
 GRACE_S = 4.0  # for what runs for routers when the process is told to stop
 
 
+def _check_free(address: str) -> None:
+    """Raise ConfigError where nobody can listen at `address` now: before a model is loaded for nothing."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as fault:
+        raise ConfigError("serving_bind", f"cannot listen on {address}: {fault.strerror or fault}") from fault
+
+
 class Node:
-    """A router, or a worker beside an engine. Raises ConfigError for keys that are none."""
+    """A router, or a worker beside an engine. Raises ConfigError for keys that are none, for an address of a node
+    that has none, and for one of its own that cannot be had.
+    """
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._keys: Keys | None = read_keys(config.node_key, config.node_peers)
+        for name, address in (
+            *(("prefill_peers", address) for address in config.prefill_peers),
+            *(("decode_peers", address) for address in config.decode_peers),
+        ):
+            if self._keys is not None and address not in self._keys.by_address:
+                raise ConfigError(name, f"{config.node_peers} has no key for the node at {address}")
+        if config.serving_bind:
+            _check_free(config.serving_bind)
         self._sockets: Sockets | None = None
         self.router: Router | None = None
         self.worker: Worker | None = None
@@ -46,6 +67,11 @@ class Node:
             on_state=on_state,
         )
         return self.router
+
+    async def waited(self, come: Awaitable[Any]) -> None:
+        """Wait for what a request at a router needs, for a while."""
+        assert self.router is not None, "a router was made"
+        await self.router.waited(come)
 
     def start(self, bridge: Bridge, on_fault: Callable[[MlxcelError], None]) -> None:
         """Listen for routers, where this is a worker; called on the event loop."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from engine.errors import EngineFault
 from server.roles import wire
 from server.roles.counts import Counts
-from server.roles.sockets import Sockets
+from server.roles.sockets import Sockets, unheard
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,12 @@ class Peer:
         self._on_change = on_change
         self._inboxes: dict[int, Inbox] = {}
         self._heard_s = 0.0
-        self._socket = sockets.connect(address, router, on_lost=lambda: self._lose("its connection has broken"))
+        self._socket = sockets.connect(
+            address,
+            router,
+            on_lost=lambda: self._lose("its connection has broken"),
+            on_refused=lambda: self._refuse("its keys and the router's do not fit"),
+        )
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._receive()), loop.create_task(self._beat())]
 
@@ -94,7 +99,8 @@ class Peer:
     def status(self) -> str:
         """One word, or why it is refused."""
         if self.is_up:
-            return "up" if self.takes else "draining"
+            drains = self.drains or (self.pong is not None and self.pong.drains)
+            return "draining" if drains else "up" if self.takes else "stalled" if self.pong else "coming"
         return f"refused: {self.refused}" if self.refused else "down"
 
     def open(self, number: int) -> Inbox:
@@ -119,10 +125,17 @@ class Peer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _send(self, message: wire.Message) -> Any:
-        return self._socket.send_multipart([wire.encoded(message)])
+        return unheard(self._socket.send_multipart([wire.encoded(message)]))
+
+    def _refuse(self, why: str) -> None:
+        """Note why it is of no use, once."""
+        if why != self.refused:
+            log.error("%s at %s cannot be used: %s", self.name, self.address, why)
+        self.refused = why
 
     def _lose(self, why: str) -> None:
         if self.welcome is None:
+            self.refused = ""
             return
         log.warning("%s at %s is gone: %s", self.name, self.address, why)
         self.welcome = self.pong = None
@@ -153,6 +166,9 @@ class Peer:
                 self._counts.refused["message"] += 1
                 log.warning("what %s said is not taken: %s", self.name, why)
                 self._lose("it says what no node says")
+            except Exception:
+                log.exception("what %s said could not be taken", self.name)
+                self._lose("what it says could not be taken")
 
     def _take(self, message: wire.ToRouter) -> None:
         self._heard_s = time.monotonic()
@@ -189,9 +205,7 @@ class Peer:
             return
         unfit = self._unfit(self, welcome)
         if unfit is not None:
-            if unfit != self.refused:
-                log.error("%s at %s cannot be used: %s", self.name, self.address, unfit)
-            self.refused = unfit
+            self._refuse(unfit)
             return
         self.welcome, self.refused = welcome, ""
         log.info("%s at %s is there", self.name, self.address)

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from engine.metrics import Metrics, Numbers, Outcome
 from engine.plan import Tick
 from engine.request import Event, Failed, Output, Request, Row
 from engine.watch import Watch
-from server.errors import NoNode, NotSupported
+from server.errors import NO_NODE, NoNode, NotSupported
 from server.roles import wire
 from server.roles.counts import Counts
 from server.roles.course import Course
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SEED_MASK = (1 << 64) - 1
+WAIT_S = 20.0  # for the first nodes, where a request has come already
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
@@ -94,10 +95,26 @@ class Router:
         return self.num_slots + self.config.max_queue_depth
 
     @property
+    def takes(self) -> bool:
+        """Whether there is a node that may be given something."""
+        return any(peer.takes for peer in self.peers)
+
+    @property
     def num_slots(self) -> int:
         """How many rows its nodes run at once: those that go on, as long as there are any."""
         slots = {role: sum(peer.num_slots for peer in self.peers if peer.role == role) for role in ROLES}
         return slots["decode"] or slots["prefill"]
+
+    async def waited(self, come: Awaitable[Any]) -> None:
+        """Wait for the first nodes, but not for ever. Raises NoNode."""
+        try:
+            await asyncio.wait_for(come, WAIT_S)
+        except TimeoutError:
+            missing = [role for role in ROLES if self._addresses[role] and not self._has(role)]
+            raise NoNode(f"for {WAIT_S:.0f} s no node was there to {' and none to '.join(missing)}") from None
+
+    def _has(self, role: Role) -> bool:
+        return any(peer.takes and peer.role == role for peer in self.peers)
 
     def start(self) -> None:
         """Begin to look for the nodes; called on the event loop. `on_state` hears of `model` and `fault`."""
@@ -151,18 +168,18 @@ class Router:
         assert arriving is None, "states go from node to node"
         if self._stopping or self.fault is not None:
             raise self.fault or EngineStopped("the router is stopping")
-        if not any(peer.takes for peer in self.peers):
+        if not self.takes:
             self.metrics.refused()
-            raise NoNode("none of the nodes is up")
+            raise NoNode(NO_NODE)
         if len(self._jobs) >= self.capacity:
             self.metrics.refused()
             raise QueueFull(f"{len(self._jobs)} requests run or wait already, and no more may")
         now_s = self._clock()
         if not self._jobs:
             self._progress_s = now_s
-        number = next(self._numbers)
+        row, number = self._row(request), next(self._numbers)
         ticket = Ticket(request, deliver, number, now_s)
-        job = Job(ticket, self._row(request), number)
+        job = Job(ticket, row, number)
         ticket.row = job.row
         self._jobs[ticket] = job
         self.watch.queued(ticket, now_s)
@@ -178,7 +195,8 @@ class Router:
         most, bound = request.max_tokens, self.config.n_predict
         if most is None and bound >= 0:
             most = bound
-        request = dataclasses.replace(request, sampling=dataclasses.replace(sampling, seed=seed), max_tokens=most)
+        sampling = dataclasses.replace(sampling, seed=seed)
+        request = wire.within_bounds(dataclasses.replace(request, sampling=sampling, max_tokens=most))
         assert self.model is not None, "requests come when the model is known"
         left = self.model.context_length - len(request.prompt)
         return Row(request, left if most is None else min(left, most), seed, None)

@@ -29,6 +29,17 @@ FAILED_HANDSHAKES = (
 )
 
 
+def unheard(sending: Any) -> Any:
+    """Of what cannot be sent any more nobody has to hear: who waited for it is told otherwise."""
+
+    def end(sent: Any) -> None:
+        if not sent.cancelled():
+            sent.exception()
+
+    sending.add_done_callback(end)
+    return sending
+
+
 class Sockets:
     """The sockets of one process. `refused` counts what was not let in, by its kind."""
 
@@ -75,14 +86,20 @@ class Sockets:
             socket.close()
             raise ConfigError("serving_bind", f"cannot listen on {address}: {fault}") from fault
         port = int(socket.get_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        self._watch(socket, FAILED_HANDSHAKES, lambda event: self.refused.update(["handshake"]))
+        self._watch(socket, FAILED_HANDSHAKES, self._turned_away)
         return socket, f"{shown}:{port}"
 
-    def connect(self, address: str, name: bytes, on_lost: Callable[[], None] = lambda: None) -> zmq.asyncio.Socket:
+    def connect(
+        self,
+        address: str,
+        name: bytes,
+        on_lost: Callable[[], None] = lambda: None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> zmq.asyncio.Socket:
         """A socket to the node that listens at `address`, which knows this one by `name`.
 
-        `on_lost` is called whenever the connection breaks; it is made again by itself. Raises UserError for an
-        address without a key.
+        `on_lost` is called whenever the connection breaks, `on_refused` when none comes about for the keys of one
+        side or the other; it is tried again by itself. Raises UserError for an address without a key.
         """
         socket = self._context.socket(zmq.DEALER)
         self._bound(socket)
@@ -102,8 +119,17 @@ class Sockets:
         except UserError:
             socket.close()
             raise
-        self._watch(socket, zmq.Event.DISCONNECTED, lambda event: on_lost())
+        self._watch(
+            socket,
+            zmq.Event.DISCONNECTED | FAILED_HANDSHAKES,
+            lambda event: on_lost() if event == zmq.Event.DISCONNECTED else on_refused(),
+        )
         return socket
+
+    def _turned_away(self, event: int) -> None:
+        if not self.refused["handshake"]:
+            log.warning("a connection that is no node's, or has no key, was turned away; more are only counted")
+        self.refused["handshake"] += 1
 
     async def close(self) -> None:
         """Close everything; what was not sent is dropped."""

@@ -30,7 +30,9 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 4 << 20  # of one frame, both ways
 PART_BYTES = 2 << 20  # of a row's state in one message
 MAX_TOP_LOGPROBS, MAX_TEXTS, MAX_TAG = 20, 64, 4096
-MAX_COUNT = 1 << 24  # of what a node says that it has, or can do
+MAX_VOCABULARY, MAX_SLOTS, MAX_TOKENS = 1 << 21, 1 << 12, 1 << 28  # that a node may say it has
+MAX_REQUEST_BYTES = MAX_MESSAGE_BYTES // 2  # the rest is for what has come of it, when it goes on elsewhere
+MAX_INT = (1 << 63) - 1
 
 
 class Refused(Exception):
@@ -181,8 +183,9 @@ class Ended(Message, tag="ended", frozen=True):
     def error(self) -> MlxcelError:
         kind = _ERRORS.get(self.kind, StepFailed)
         if issubclass(kind, ContextLengthExceeded):
-            prompt_tokens, context_tokens = (*self.numbers, 0, 0)[:2]
-            return ContextLengthExceeded(prompt_tokens, context_tokens, param=self.param)
+            if len(self.numbers) != 2:
+                return RequestError(self.message, param=self.param)
+            return ContextLengthExceeded(*self.numbers, param=self.param)
         error = kind(self.message, param=self.param) if issubclass(kind, RequestError) else kind(self.message)
         assert isinstance(error, MlxcelError), "the table has our own errors"
         return error
@@ -269,8 +272,13 @@ def _decoded(decoder: Any, frame: Any) -> Any:
 
 def check_welcome(welcome: Welcome) -> None:
     """Raises Refused for numbers that no node has."""
-    counts = (welcome.vocab_size, welcome.context_length, welcome.num_slots, welcome.capacity)
-    if not all(0 < number <= MAX_COUNT for number in counts):
+    bounds = (
+        (welcome.vocab_size, MAX_VOCABULARY),
+        (welcome.context_length, MAX_TOKENS),
+        (welcome.num_slots, MAX_SLOTS),
+        (welcome.capacity, MAX_TOKENS),
+    )
+    if not all(0 < number <= most for number, most in bounds):
         raise Refused("a welcome with numbers that no node has")
 
 
@@ -280,6 +288,27 @@ def check_said(said: Said, vocab_size: int) -> None:
     ids = [said.token, *(one.token for one in told), *(token for one in told for token, _ in one.top)]
     if not all(0 <= token < vocab_size for token in ids):
         raise Refused("tokens that are none of the model's")
+
+
+def within_bounds(request: Request) -> Request:
+    """The request with numbers that fit into a message and mean the same.
+
+    Raises RequestError for one that is too long to be passed on.
+    """
+    sampling = request.sampling
+    large: dict[str, Any] = {
+        field.name: min(value, MAX_INT)
+        for field in dataclasses.fields(sampling)
+        if isinstance(value := getattr(sampling, field.name), int) and field.name != "seed" and value > MAX_INT
+    }
+    most = None if request.max_tokens is None else min(request.max_tokens, MAX_INT)
+    request = dataclasses.replace(request, sampling=dataclasses.replace(sampling, **large), max_tokens=most)
+    num_bytes = len(encoded(Start(0, request, begun_of(request))))
+    if num_bytes > MAX_REQUEST_BYTES:
+        raise RequestError(
+            f"the request takes {num_bytes} bytes, and a router passes on {MAX_REQUEST_BYTES} at most"
+        )
+    return request
 
 
 def begun_of(request: Request) -> str:

@@ -26,7 +26,7 @@ from server.bridge import Bridge
 from server.roles import wire
 from server.roles.counts import Counts
 from server.roles.fetch import Fetcher
-from server.roles.sockets import Sockets
+from server.roles.sockets import Sockets, unheard
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,8 @@ class Worker:
         return task
 
     def _say(self, to: bytes, message: wire.Message) -> None:
-        self._socket.send_multipart([to, wire.encoded(message)])
+        if not self._socket.closed:
+            unheard(self._socket.send_multipart([to, wire.encoded(message)]))
 
     async def _serve(self) -> None:
         try:
@@ -149,7 +150,11 @@ class Worker:
             case wire.Ping():
                 self._say(router, self._pong())
             case wire.Start():
-                self._start(router, message)
+                try:
+                    self._start(router, message)
+                except wire.Refused as why:
+                    self._say(router, wire.Ended.of(message.number, StepFailed(f"the node refuses it: {why}")))
+                    raise
             case wire.Expect():
                 expected = wire.request_of(message.request, "", vocab_size=self._welcome.vocab_size)
                 if self._keeps:
@@ -177,7 +182,7 @@ class Worker:
         if self._drains:
             self._say(router, wire.Ended.of(start.number, EngineStopped("the node takes nothing new")))
             return
-        if len(self._jobs) >= self._bridge.capacity:
+        if len(self._jobs) >= self._bridge.capacity or self._bridge.is_full:  # before a state is fetched for it
             self._say(router, wire.Ended.of(start.number, QueueFull("as many requests wait as may")))
             return
         job = _Job(router, start.number)

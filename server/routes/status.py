@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from server.errors import EngineStalled, error_response, json_response
+from server.errors import NO_NODE, EngineStalled, NoNode, error_response, json_response
 from server.openapi import document
 from server.routes.common import service_of
 from server.sse import EventStream
@@ -18,17 +18,24 @@ async def health(request: Request) -> Response:
     if bridge.fault is not None:
         return error_response(bridge.fault)
     if bridge.model_now is None:
-        return json_response({"status": "loading model"}, 503, {"retry-after": "1"})
+        is_router = service_of(request).config.node_role == "router"
+        status = "waiting for nodes" if is_router else "loading model"
+        return json_response({"status": status}, 503, {"retry-after": "1"})
     return json_response({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
-    """As `/health`, and 503 also when work is in flight and nothing has come of it for too long."""
+    """As `/health`, and 503 also when work is in flight and nothing has come of it for too long, and at a router
+    none of whose nodes takes any.
+    """
     service = service_of(request)
     silent_s, bound_s = service.bridge.silent_s(), service.config.stall_timeout
     if bound_s and silent_s > bound_s and service.bridge.fault is None:
         stalled = EngineStalled(f"requests run, and for {silent_s:.0f} s nothing has come of them")
         return error_response(stalled)
+    router = None if service.node is None else service.node.router
+    if router is not None and router.model is not None and not router.takes:
+        return error_response(NoNode(NO_NODE))
     return await health(request)
 
 

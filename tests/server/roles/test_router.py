@@ -1,16 +1,23 @@
 """What a router does with its nodes: who runs what, who hears of a cancel, and what a node that goes leaves."""
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import openapi_spec_validator
 import pytest
 
+from engine.config import EngineConfig
 from engine.request import TokenLogprob
+from mlxcel_cli.transport import InProcess
+from server.app import make_app
+from server.config import ServerConfig
 from server.openapi import OPERATIONS, ROUTER_OPERATIONS
 from server.roles import wire
 from server.roles.peer import NodeLost
+from tests.cluster import free_ports
 from tests.server.roles.parts import Parts, parts, until
 from tests.serving import CHAT, COMPLETIONS, Gate
 
@@ -238,10 +245,6 @@ async def test_its_document_has_every_route(tiny: Path) -> None:
         assert (await one.client.get("/slots")).json()[0]["is_processing"] is False
 
 
-def test_a_lost_node_is_an_engine_fault() -> None:
-    assert "gone" in str(NodeLost("a node is gone"))
-
-
 async def test_a_router_that_was_silent_hears_that_its_requests_were_ended(tiny: Path) -> None:
     gate = Gate()
     async with parts(tiny, decode=2, gates={"decode": gate}) as one:
@@ -260,3 +263,147 @@ async def test_a_router_that_was_silent_hears_that_its_requests_were_ended(tiny:
         gate.open()
         assert await asking == expected
         await freed(one)
+
+
+async def test_what_is_too_long_to_be_passed_on_is_refused_before_anything_is_sent(tiny: Path) -> None:
+    async with parts(tiny) as one:
+        refused = await one.post(COMPLETIONS, {**BODY, "stop": ["x" * 5_000_000]})
+        assert refused.status_code == 400
+        assert "a router passes on" in refused.json()["error"]["message"]
+        assert one.router.stats(addresses=False)["metrics"]["failure_events"] == 0
+
+
+async def test_numbers_of_any_size_mean_what_they_mean_elsewhere(tiny: Path) -> None:
+    async with parts(tiny) as one:
+        expected = await answer(one)
+        assert await answer(one, top_k=2**70, seed=2**80, min_keep=2**66, repeat_last_n=2**65) == expected
+
+
+@pytest.mark.parametrize("num_requests", [1, 4])
+async def test_a_row_that_goes_on_where_it_began_does_not_wait_for_itself(tiny: Path, num_requests: int) -> None:
+    gate = Gate()
+    async with parts(tiny, gates={"decode": gate}, of_nodes={"parallel": num_requests}) as one:
+        expected = [await answer(one, prompt=f"question {i}") for i in range(num_requests)]
+        [decode] = [peer for peer in one.router.peers if peer.role == "decode"]
+        gate.shut()
+        asking = [asyncio.create_task(answer(one, prompt=f"question {i}")) for i in range(num_requests)]
+        await until(lambda: decode.num_running == num_requests, "all are handed over")
+        decode.drains = True
+        for request in list(decode._inboxes):
+            decode._inboxes[request].put_nowait(NodeLost("the test says so"))
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
+        assert await asyncio.gather(*asking) == expected
+        assert clock() - since_s < 20  # and not the minute for which a state is kept
+        gate.open()
+
+
+async def test_whoever_waits_for_one_pool_does_not_hold_up_those_for_the_other(tiny: Path) -> None:
+    gate = Gate()
+    async with parts(tiny, gates={"decode": gate}, of_nodes={"parallel": 1, "max_queue_depth": 0}) as one:
+        expected = [await answer(one, prompt=f"question {i}") for i in range(3)]
+        gate.shut()
+
+        async def ask(number: int, priority: str) -> str:
+            body = {**BODY, "prompt": f"question {number}"}
+            response = await one.client.post(COMPLETIONS, json=body, headers={"x-priority": priority})
+            text: str = response.json()["choices"][0]["text"]
+            return text
+
+        first = asyncio.create_task(ask(0, "normal"))
+        await until(lambda: one.worker(one.decode[0])._jobs, "the first decodes")
+        second = asyncio.create_task(ask(1, "normal"))
+        await until(lambda: one.worker(one.prefill[0])._leaving, "the second waits to be fetched")
+        third = asyncio.create_task(ask(2, "high"))
+        await until(lambda: one.router.course.num_waiting == 2, "the third waits to be computed")
+        gate.open()
+        async with asyncio.timeout(20):
+            assert await asyncio.gather(first, second, third) == expected
+
+
+async def test_a_node_that_is_full_is_no_lost_node(tiny: Path) -> None:
+    gate = Gate()
+    async with parts(tiny, gates={"decode": gate}, of_nodes={"parallel": 1, "max_queue_depth": 0}) as one:
+        expected = await answer(one)
+        gate.shut()
+        beside = asyncio.create_task(one.decode[0].answer(COMPLETIONS, BODY))
+        await until(lambda: one.decode[0].loop._num_live, "somebody else has the slot")
+        asking = asyncio.create_task(answer(one))
+        await until(lambda: one.worker(one.prefill[0])._leaving, "it waits for the slot")
+        await asyncio.sleep(0)
+        gate.open()
+        assert await asking == expected
+        await beside
+        assert one.router.stats(addresses=False)["metrics"]["rerouted_requests"] == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"first": 3}, {"shape": (1, 1, 0, 8)}, {"dtype": "int64"}, {"layer": 7}],
+    ids=str,
+)
+async def test_states_that_are_wrong_are_computed_again(tiny: Path, change: dict[str, Any]) -> None:
+    async with parts(tiny) as one:
+        expected = await answer(one)
+        leave = one.worker(one.prefill[0])._leave
+
+        def wrongly(job: Any, event: Any) -> None:
+            state = event.departing.state
+            arrays = (dataclasses.replace(state.arrays[0], **change), *state.arrays[1:])
+            departing = dataclasses.replace(event.departing, state=dataclasses.replace(state, arrays=arrays))
+            leave(job, dataclasses.replace(event, departing=departing))
+
+        one.worker(one.prefill[0])._leave = wrongly  # type: ignore[method-assign]
+        for number in range(7):  # more than an engine's loop bears of steps that fail
+            assert await answer(one) == expected, number
+        assert one.worker(one.decode[0]).counts.refused["state"] == 7
+        await freed(one)
+
+
+async def test_a_state_that_cannot_be_read_is_computed_again(tiny: Path) -> None:
+    async with parts(tiny) as one:
+        expected = await answer(one)
+
+        def fails(arriving: Any, storage: Any) -> None:
+            raise RuntimeError("made to fail")
+
+        one.decode[0].engine.transfer.land = fails  # type: ignore[method-assign]
+        for _ in range(7):
+            assert await answer(one) == expected
+        await freed(one)
+
+
+async def test_a_request_that_a_node_refuses_is_answered(tiny: Path) -> None:
+    async with parts(tiny) as one:
+        [prefill] = [peer for peer in one.router.peers if peer.role == "prefill"]
+        say = prefill.say
+
+        def spoilt(message: Any) -> None:
+            if isinstance(message, wire.Start):
+                request = dataclasses.replace(message.request, prompt=(1 << 30,))
+                message = wire.Start(message.number, request, message.begun, message.fetch)
+            say(message)
+
+        prefill.say = spoilt  # type: ignore[method-assign]
+        async with asyncio.timeout(20):
+            refused = await one.post(COMPLETIONS, BODY)
+        assert refused.status_code == 500
+
+
+async def test_a_router_without_nodes_is_not_ready(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with parts(tiny) as one:
+        assert (await one.client.get("/health/ready")).status_code == 200
+        for peer in one.router.peers:
+            peer.drains = True
+        assert (await one.client.get("/health/ready")).status_code == 503
+    monkeypatch.setattr("server.roles.router.WAIT_S", 0.2)
+    config = ServerConfig(
+        EngineConfig(model=tiny), "tiny", node_role="router", decode_peers=(f"127.0.0.1:{free_ports(1)[0]}",)
+    )
+    async with httpx2.AsyncClient(
+        transport=InProcess(make_app(config)), base_url="http://localhost", timeout=60
+    ) as client:
+        assert (await client.get("/health")).json() == {"status": "waiting for nodes"}
+        refused = await client.post(COMPLETIONS, json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_node")
+        assert "decode" in refused.json()["error"]["message"]

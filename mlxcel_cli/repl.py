@@ -54,6 +54,7 @@ class Repl:
         self._name = name
         self._fatal = fatal
         self._answered: Answer | None = None
+        self._stands = False  # whether the conversation ends with that answer
         self._context_length: int | None = None
         self._file: Path | None = None
         self._quotes: dict[str, Quote] = {}
@@ -112,15 +113,16 @@ class Repl:
             if not turn.cancelled():
                 raise
             render.note(STOPPED)
+            self._stands = False
             return
-        self._answered = shown
+        self._answered, self._stands = shown, True
         answer.remark(shown, self._conversation.asked.get("max_tokens"), with_stats=self._view.stats)
         if self._context_length is None:
             self._context_length = await self._conversation.client.context_length() or 0
 
     def _status(self) -> str:
         """The model, and what the last answer took."""
-        taken = answer.taken(self._answered, self._context_length) if self._answered else ""
+        taken = answer.taken(self._answered, self._context_length) if self._answered and self._stands else ""
         attached = f"{render.count(len(self._quotes), 'file')} for the next message" if self._quotes else ""
         return " | ".join(part for part in (self._name, taken, attached) if part)
 
@@ -180,6 +182,7 @@ class Repl:
             render.note("(nothing was asked yet)")
 
     async def _undo(self, _: str) -> None:
+        self._stands = False
         if (text := self._conversation.undo()) is None:
             render.note("(there is no turn to drop)")
         else:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -125,7 +126,9 @@ def _listen(config: ServerConfig) -> tuple[socket.socket, str]:
         listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
     except OSError as fault:
         where = config.host if config.is_unix_socket else f"{config.host}:{config.port}"
-        raise ConfigError("host", f"cannot listen on {where}: {fault.strerror or fault}") from fault
+        why = os.strerror(fault.errno) if fault.errno else str(fault)
+        hint = "--port takes another one, 0 a free one" if fault.errno == errno.EADDRINUSE else ""
+        raise ConfigError("host", f"cannot listen on {where}: {why}", hint=hint) from fault
     host = f"[{config.host}]" if ":" in config.host else config.host
     return listener, f"http://{host}:{listener.getsockname()[1]}"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -28,7 +29,8 @@ def _check_free(address: str) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as fault:
-        raise ConfigError("serving_bind", f"cannot listen on {address}: {fault.strerror or fault}") from fault
+        why = os.strerror(fault.errno) if fault.errno else str(fault)
+        raise ConfigError("serving_bind", f"cannot listen on {address}: {why}") from fault
 
 
 class Node:

@@ -178,16 +178,17 @@ export class Engine {
 
   #slot(slot, number) {
     if (!slot) return el("li", {}, el("p", {}, el("span", {}, `Slot ${number}`), el("span", { class: "muted" }, "free")), el("div", { class: "bar", "aria-hidden": "true" }));
-    const detail = this.slotsDetail.get(slot.task), left = detail?.next_token[0].n_remain;
+    const detail = this.slotsDetail.get(slot.task), told = detail?.next_token[0];
+    const most = told && told.n_decoded + told.n_remain; // of one moment: the slot itself is of a later one
     const isPrefill = slot.stored_tokens < slot.prompt_tokens;
-    const share = isPrefill ? slot.stored_tokens / slot.prompt_tokens : 1;
+    const share = isPrefill ? slot.stored_tokens / slot.prompt_tokens : most ? Math.min(slot.new_tokens / most, 1) : 1;
     const bar = el("div", { class: "bar", "aria-hidden": "true" });
     const fill = el("span", { class: `fill ${isPrefill ? "prefill" : "decode"}` });
     fill.style.width = `${100 * share}%`;
     bar.append(fill);
     const cached = slot.cached_tokens ? `, ${slot.cached_tokens} cached` : "";
     const state = isPrefill ? `prompt ${slot.stored_tokens} of ${slot.prompt_tokens}${cached}`
-      : `prompt ${slot.prompt_tokens}${cached} · ${slot.new_tokens} new${left === undefined ? "" : ` of at most ${slot.new_tokens + left}`}`;
+      : `prompt ${slot.prompt_tokens}${cached} · ${slot.new_tokens} new${most ? ` of at most ${most}` : ""}`;
     return el("li", {}, el("p", {}, el("span", {}, `Slot ${number} `, el("code", {}, name(slot))), el("span", {}, isPrefill ? "prompt" : "answer")), bar,
       el("p", { class: "muted small" }, `${state}${detail ? ` · temperature ${short(detail.params.temperature)}` : ""}`));
   }

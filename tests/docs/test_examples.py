@@ -117,6 +117,7 @@ def place(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     write_checkpoint(folder / "my-model")
     (folder / "main.py").write_text("print('hello')\n")
+    (folder / "pyproject.toml").write_text('[project]\nname = "hello"\n')
     (folder / "notes.txt").write_text("It says hello.\n")
     schema = {"type": "object", "properties": {"name": {"enum": ["Ada"]}}, "required": ["name"],
               "additionalProperties": False}  # fmt: skip

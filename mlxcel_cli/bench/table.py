@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_cli import config, render
+from mlxcel_cli.answer import SHOWN_CONTROLS
 from mlxcel_cli.bench.result import ServeResult, ServerRuns, SpeedResult, span, steps_per_s
 from mlxcel_cli.bench.sparkline import distribution, sparkline
 from mlxcel_cli.bench.summary import Spread, Summary
@@ -34,7 +35,7 @@ def show_speed(result: SpeedResult) -> None:
 def show_serve(result: ServeResult) -> None:
     """A table for each server, and one of the ratios where there are two."""
     for server in result.servers:
-        render.put(f"{server.url}  {server.model}\n")
+        render.put(f"{server.url}  {server.model.translate(SHOWN_CONTROLS)}\n")
         _print(_of_server(server))
         render.put("".join(f"{line}\n" for line in remarks(server.runs)) + "\n")
     if result.ratios:

@@ -115,8 +115,10 @@ def _write(recipe: "Recipe", file: "File", path: Path, endpoint: "Endpoint", *, 
 
     by_hand = f"mlxcel connect {recipe.name} prints what to add by hand"
     try:
+        if path.exists() and not path.is_file():
+            raise Unsafe(f"{path} is no file", hint=by_hand)
         before = path.read_text("utf-8") if path.exists() else None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise Unsafe(f"{path} cannot be read: {error}", hint=by_hand) from None
     if before is None and not file.is_made:
         raise Unsafe(f"there is no {path}", hint=f"run it where {recipe.title} lies, or give --file")

@@ -40,6 +40,8 @@ async def ask(address: str, *, key: str = "", model: str | None = None) -> Endpo
     """
     if address.endswith(".sock"):
         raise UserError(f"{address} is a socket, and clients want a URL", hint="serve with --host 127.0.0.1")
+    if "@" in address.partition("://")[2].partition("/")[0]:
+        raise UserError("an address with a name or password in it would be printed and written as it is")
     needs_key = False
     try:
         entries = await _entries(address, "")

@@ -39,7 +39,10 @@ def merge(kind: Kind, text: str, content: Content) -> str:
     """`text` with `content` in it; `text` itself where it is there already. Raises Unsafe."""
     old = _parse(kind, text)
     if old is None:
-        return text + dump(kind, content)
+        merged = text + dump(kind, content)
+        if _parse(kind, merged) != _parse(kind, dump(kind, content)):
+            raise Unsafe("the file holds something that nothing can be added to")
+        return merged
     wanted = _combined(old, content, replaces=kind is Kind.JSON)
     if wanted == old:
         return text
@@ -51,9 +54,19 @@ def merge(kind: Kind, text: str, content: Content) -> str:
             merged = _toml_text(text, old, content)
         case Kind.YAML:
             merged = _yaml_text(text, old, content)
-    if _parse(kind, merged) != wanted:
+    if _parse(kind, merged) != wanted or not _keeps_numbers(kind, text, merged):
         raise Unsafe("the file is written in a way that cannot be added to")
     return merged
+
+
+def _keeps_numbers(kind: Kind, before: str, after: str) -> bool:
+    """Whether every number of a JSON file is written as it was: not all of them fit into a machine's."""
+    if kind is not Kind.JSON:
+        return True
+    written: list[list[str]] = [[], []]
+    for text, numbers in zip((before, after), written, strict=True):
+        json.loads(text, parse_float=numbers.append, parse_constant=numbers.append)
+    return all(number in written[1] for number in written[0])
 
 
 def replaced(kind: Kind, text: str, content: Content) -> list[str]:
@@ -65,8 +78,10 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, Mapping):
         for key in new.keys() & old.keys():
             yield from _differences(old[key], new[key], f"{path}.{key}" if path else key)
-    elif not isinstance(old, list) and old is not None and old != new:
-        yield path
+    elif isinstance(old, list) and isinstance(new, Sequence) and not isinstance(new, str):
+        return  # entries are added
+    elif old is not None and old != new:
+        yield path or "all of it"
 
 
 def _parse(kind: Kind, text: str) -> Any:

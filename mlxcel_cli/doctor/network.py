@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Iterator, Mapping
-from urllib.parse import urlsplit
 
 from mlxcel_cli import config
 from mlxcel_cli.doctor.finding import Finding, State
@@ -81,5 +80,5 @@ def _who(address: str) -> str:
 
 def _plain(url: str) -> str:
     """`url` without the password in it."""
-    parts = urlsplit(url)
-    return url.replace(f"{parts.netloc.rpartition('@')[0]}@", "***@") if "@" in parts.netloc else url
+    scheme, slashes, rest = url.rpartition("://")
+    return f"{scheme}{slashes}***@{rest.rpartition('@')[2]}" if "@" in rest else url

@@ -6,11 +6,11 @@ import { button, copy, el } from "./dom.js";
 
 const MAX_DEPTH = 12, MAX_LABEL = 1000;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$/;
+const HEADING = /^ {0,3}(#{1,6})(?:\s(.*))?$/;
 const RULE = /^ {0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
 const QUOTE = /^ {0,3}> ?/;
-const DELIMITERS = /^ *\|?(?: *:?-+:? *\|)* *:?-+:? *\|? *$/;
+const DELIMITER = /^:?-+:?$/;
 
 // The blocks of `text`. `outline` are the headings around, so that levels follow each other without a gap.
 export function blocks(text, outline = [], depth = 0) {
@@ -34,7 +34,7 @@ function blockAt(lines, at, outline, depth) {
     while (outline.length && outline.at(-1) >= heading[1].length) outline.pop();
     outline.push(heading[1].length);
     const level = Math.min(outline.length + 2, 6);
-    return [{ kind: "heading", level, size: heading[1].length, text: heading[2] ?? "" }, at + 1];
+    return [{ kind: "heading", level, size: heading[1].length, text: withoutClosing(heading[2] ?? "") }, at + 1];
   }
   if (RULE.test(line)) return [{ kind: "rule" }, at + 1];
   if (QUOTE.test(line)) return quoted(lines, at, outline, depth);
@@ -44,6 +44,14 @@ function blockAt(lines, at, outline, depth) {
 }
 
 const begins = (lines, at) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(lines[at])) || isTable(lines, at);
+
+// A heading may be closed by as many # as one likes. Found from the end: what a model writes may be long.
+function withoutClosing(text) {
+  const whole = text.trim();
+  let end = whole.length;
+  while (end && whole[end - 1] === "#") end -= 1;
+  return !end || /\s/.test(whole[end - 1]) ? whole.slice(0, end).trim() : whole;
+}
 
 function paragraph(lines, at, isPlain) {
   let stop = at + 1;
@@ -94,8 +102,8 @@ function continues(lines, at, indent) {
 }
 
 const isTable = (lines, at) =>
-  lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && DELIMITERS.test(lines[at + 1]) &&
-  cells(lines[at]).length === cells(lines[at + 1]).length;
+  lines[at].includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") &&
+  cells(lines[at + 1]).every((cell) => DELIMITER.test(cell)) && cells(lines[at]).length === cells(lines[at + 1]).length;
 
 const cells = (line) =>
   line.trim().replace(/^\|/, "").replace(/\|$/, "").split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));

@@ -143,3 +143,23 @@ def test_any_yaml_is_added_to_rightly_or_left_alone(old, flow):
     assert [*before, *([] if "models" in before else ["models"])] == [*found]
     assert all(found[key] == value for key, value in before.items() if key != "models")
     assert ENTRY["models"][0] in found["models"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.JSON, "null\n"),
+        (Kind.YAML, "null\n"),
+        (Kind.JSON, '{"n": 1e400}\n'),
+        (Kind.JSON, '{"n": 12345678901234567890123.5}\n'),
+    ],
+    ids=str,
+)
+def test_what_would_be_spoilt_is_left_as_it_is(kind, text):
+    with pytest.raises(Unsafe):
+        merge(kind, text, {"a": "b"})
+
+
+def test_a_list_in_the_place_of_settings_is_named():
+    assert replaced(Kind.JSON, "[1]", {"a": "b"}) == ["all of it"]
+    assert replaced(Kind.JSON, '{"a": [1]}', {"a": {"b": 1}}) == ["a"]

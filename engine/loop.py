@@ -458,10 +458,10 @@ class EngineLoop:
                     log.exception("the consumer of request %s failed", ticket.request.id)
                     self.cancel(ticket)
 
-        self._post(deliver)
-        for ticket, event in events:
+        for ticket, event in events:  # first: who hears of an end may submit again at once, into the place it left
             if outcome := _outcome(event):
                 self._end(ticket, outcome)
+        self._post(deliver)
 
     def _end(self, ticket: Ticket, outcome: Outcome) -> None:
         """Forget a request that has ended and give its place in the queue away."""

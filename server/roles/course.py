@@ -207,7 +207,8 @@ class Course:
                 elif self._clock() - since_s > NODE_WAIT_S:
                     raise NoNode(f"for {NODE_WAIT_S:.0f} s none of the nodes was up")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), FULL_WAIT_S)
+                    async with asyncio.timeout(FULL_WAIT_S):  # wait_for may lose a cancel before Python 3.12
+                        await self._woken.wait()
         finally:
             line.remove(turn)
             self.wake()

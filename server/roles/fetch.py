@@ -126,7 +126,8 @@ class Fetcher:
                     source.say(wire.Pull(fetch.handle, next_start, stop))
                     asked_for.add(next_start)
                     next_start = stop
-                taken = await asyncio.wait_for(queue.get(), PATIENCE_S)
+                async with asyncio.timeout(PATIENCE_S):
+                    taken = await queue.get()
                 if taken is None or taken[0] not in asked_for or not _put(data, *taken):
                     return None
                 asked_for.discard(taken[0])

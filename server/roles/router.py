@@ -108,7 +108,8 @@ class Router:
     async def waited(self, come: Awaitable[Any]) -> None:
         """Wait for the first nodes, but not for ever. Raises NoNode."""
         try:
-            await asyncio.wait_for(come, WAIT_S)
+            async with asyncio.timeout(WAIT_S):
+                await come
         except TimeoutError:
             missing = [role for role in ROLES if self._addresses[role] and not self._has(role)]
             raise NoNode(f"for {WAIT_S:.0f} s no node was there to {' and none to '.join(missing)}") from None

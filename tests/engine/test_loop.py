@@ -115,6 +115,22 @@ def test_a_full_queue_refuses_at_once_and_recovers(loop, gate):
     assert Client(loop, "later").end()[0].finish_reason == "length"
 
 
+def test_who_hears_of_an_end_finds_its_place_free(loop, gate):
+    Client(loop, "first", 50)
+    gate.hold()
+    followed = queue.Queue()
+
+    def follow(event):
+        if isinstance(event, Output) and event.finish_reason:
+            followed.put(Client(loop, "follows", 2))
+
+    loop.submit(Request("followed", (1, 2, 3), max_tokens=2, ignore_eos=True), follow)
+    clients = [Client(loop, str(i), 2) for i in range(2)]
+    gate.open.set()
+    for client in (followed.get(timeout=PATIENCE_S), *clients):
+        assert client.end()[0].finish_reason == "length"
+
+
 def test_a_fault_seen_from_outside_is_heard_though_the_thread_is_stuck(folder, gate):
     watched = []
     loop = EngineLoop(

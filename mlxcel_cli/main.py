@@ -3,6 +3,7 @@
 It stays light: nothing here loads MLX, transformers or the terminal toolkit before a command needs it.
 """
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,6 @@ from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import MlxcelError
 from mlxcel_cli import render
-from mlxcel_cli.commands import bench, cluster, connect, doctor, inspect, models, parity, serve, talk
 from mlxcel_cli.errors import WrongUsage
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -25,21 +25,22 @@ Examples:
   mlxcel serve --port 8080
 """
 
-COMMANDS = (
-    ("run", talk.run, talk.RUN_EXAMPLE),
-    ("chat", talk.chat, talk.CHAT_EXAMPLE),
-    ("generate", talk.generate, talk.GENERATE_EXAMPLE),
-    ("serve", serve.serve, serve.EXAMPLE),
-    ("pull", models.pull, models.PULL_EXAMPLE),
-    ("list", models.list_models, models.LIST_EXAMPLE),
-    ("rm", models.remove, models.REMOVE_EXAMPLE),
-    ("inspect", inspect.inspect, inspect.EXAMPLE),
-    ("bench", bench.bench, bench.EXAMPLE),
-    ("doctor", doctor.doctor, doctor.EXAMPLE),
-    ("connect", connect.connect, connect.EXAMPLE),
-    ("parity", parity.parity, parity.EXAMPLE),
-    ("cluster", cluster.cluster, cluster.EXAMPLE),
-)
+# Each with its module of `commands`, its function and its examples: only what runs is imported.
+COMMANDS = {
+    "run": ("talk", "run", "RUN_EXAMPLE"),
+    "chat": ("talk", "chat", "CHAT_EXAMPLE"),
+    "generate": ("talk", "generate", "GENERATE_EXAMPLE"),
+    "serve": ("serve", "serve", "EXAMPLE"),
+    "pull": ("models", "pull", "PULL_EXAMPLE"),
+    "list": ("models", "list_models", "LIST_EXAMPLE"),
+    "rm": ("models", "remove", "REMOVE_EXAMPLE"),
+    "inspect": ("inspect", "inspect", "EXAMPLE"),
+    "bench": ("bench", "bench", "EXAMPLE"),
+    "doctor": ("doctor", "doctor", "EXAMPLE"),
+    "connect": ("connect", "connect", "EXAMPLE"),
+    "parity": ("parity", "parity", "EXAMPLE"),
+    "cluster": ("cluster", "cluster", "EXAMPLE"),
+}
 
 # Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
 # fmt: off
@@ -71,7 +72,7 @@ def _with_bool_default(option: Any) -> Any:
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """The Typer app with every command registered, for these arguments."""
+    """The Typer app for these arguments: with the command that they name, or with every one."""
     names_command = bool(arguments) and not arguments[0].startswith("-")
     app = typer.Typer(
         name="mlxcel",
@@ -84,8 +85,11 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     )
     app.callback(epilog=EXAMPLES)(mlxcel)
-    for name, command, example in COMMANDS:
-        app.command(name, cls=_Command, epilog=example)(command)
+    wanted = [arguments[0]] if names_command and arguments[0] in COMMANDS else COMMANDS
+    for name in wanted:
+        module, command, example = COMMANDS[name]
+        commands = importlib.import_module(f"mlxcel_cli.commands.{module}")
+        app.command(name, cls=_Command, epilog=getattr(commands, example))(getattr(commands, command))
     return app
 
 
@@ -95,9 +99,9 @@ def mlxcel(
 ) -> None:
     """Run and serve language models on MLX."""
     if version:
-        import importlib.metadata
+        from importlib import metadata
 
-        render.put(f"mlxcel {importlib.metadata.version('mlxcel')}\n")
+        render.put(f"mlxcel {metadata.version('mlxcel')}\n")
     elif context.invoked_subcommand is None:
         render.put(context.get_help() + "\n")
 

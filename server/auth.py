@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import ConfigError, RequestError
-from server.config import ServerConfig, is_loopback
+from server.address import is_loopback
+from server.config import ServerConfig
 from server.errors import Foreign, Unauthorized, error_response, shape_of
 from server.page import FILES
 from server.routes.common import request_id_of

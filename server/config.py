@@ -1,12 +1,12 @@
 """What one server is, in one frozen dataclass: its engine, its address, its name for the model."""
 
-import ipaddress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from engine.config import EngineConfig, check_bounds, setting
 from engine.errors import ConfigError
+from server.address import is_local, is_loopback
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ROLES = ("none", "prefill", "decode", "router")
@@ -15,16 +15,6 @@ ROUTER_ENGINE = frozenset({
     "model", "n_predict", "max_queue_depth", "trust_remote_code", "chat_template", "temp", "top_k", "top_p",
     "min_p", "repeat_penalty", "seed", "loop_detection", "fallback_sampling",
 })  # fmt: skip
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host`, a name or an address, is this machine and nothing else."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +105,11 @@ class ServerConfig:
         if role == "none" and (self.node_key or self.node_peers):
             raise ConfigError("node_key", "keys of nodes mean nothing where node_role is none")
         for name, address in self._addresses():
-            host, colon, port = address.rpartition(":")
-            if not (host and colon and port.isdecimal() and int(port) <= 65535):
-                raise ConfigError(name, f"{name}: {address!r} is no HOST:PORT")
-            if not (self.node_key and self.node_peers) and not is_loopback(host.strip("[]")):
+            try:
+                stays_here = is_local(address)
+            except ValueError as fault:
+                raise ConfigError(name, f"{name}: {fault}") from fault
+            if not (self.node_key and self.node_peers) and not stays_here:
                 raise ConfigError(
                     name,
                     f"{name}: {address} is beyond this machine, and what goes there needs keys",

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -15,7 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from engine.errors import ConfigError, MlxcelError
+from engine.errors import MlxcelError
+from server.address import cannot_listen, listen
 from server.app import make_app
 from server.config import ServerConfig
 
@@ -122,13 +122,10 @@ def _listen(config: ServerConfig) -> tuple[socket.socket, str]:
     try:
         if config.is_unix_socket:
             return _unix_listener(Path(config.host)), config.host
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listener = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+        listener = listen(config.host, config.port, BACKLOG)
     except OSError as fault:
         where = config.host if config.is_unix_socket else f"{config.host}:{config.port}"
-        why = os.strerror(fault.errno) if fault.errno else str(fault)
-        hint = "--port takes another one, 0 a free one" if fault.errno == errno.EADDRINUSE else ""
-        raise ConfigError("host", f"cannot listen on {where}: {why}", hint=hint) from fault
+        raise cannot_listen("host", where, fault) from fault
     host = f"[{config.host}]" if ":" in config.host else config.host
     return listener, f"http://{host}:{listener.getsockname()[1]}"
 

@@ -12,23 +12,9 @@ import zmq
 from zmq.utils import z85
 
 from engine.errors import ConfigError, UserError
-from server.config import is_loopback
 
 KEY_BYTES = 32
 HINT = "mlxcel cluster keygen FILE makes a key"
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT; an IPv6 host is written in brackets. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) < 1 << 16):
-        raise ValueError(f"{text!r} is no HOST:PORT")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def is_local(address: str) -> bool:
-    """Whether nothing that is sent to this address leaves the machine."""
-    return is_loopback(split_address(address)[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,16 @@
 
 import asyncio
 import logging
-import os
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError, MlxcelError
+from server.address import cannot_listen, listen, split_address
 from server.bridge import Bridge
 from server.config import ServerConfig
 from server.roles.counts import Counts
-from server.roles.keys import Keys, read_keys, split_address
+from server.roles.keys import Keys, read_keys
 from server.roles.router import Router
 from server.roles.sockets import Sockets
 from server.roles.worker import Worker
@@ -24,13 +23,10 @@ GRACE_S = 4.0  # for what runs for routers when the process is told to stop
 
 def _check_free(address: str) -> None:
     """Raise ConfigError where nobody can listen at `address` now: before a model is loaded for nothing."""
-    host, port = split_address(address)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        socket.create_server((host, port), family=family).close()
+        listen(*split_address(address), backlog=1).close()
     except OSError as fault:
-        why = os.strerror(fault.errno) if fault.errno else str(fault)
-        raise ConfigError("serving_bind", f"cannot listen on {address}: {why}") from fault
+        raise cannot_listen("serving_bind", address, fault) from fault
 
 
 class Node:

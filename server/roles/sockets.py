@@ -16,7 +16,8 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from engine.errors import ConfigError, UserError
-from server.roles.keys import Keys, is_local, split_address
+from server.address import is_local, split_address
+from server.roles.keys import Keys
 from server.roles.wire import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.config import is_loopback
+from server.address import is_loopback
 from server.errors import NoRoute, json_response
 from server.roles.router import Router
 from server.routes.common import service_of

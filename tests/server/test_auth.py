@@ -9,8 +9,9 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from server.address import is_loopback
 from server.auth import keys_of
-from server.config import ServerConfig, is_loopback
+from server.config import ServerConfig
 from tests.serving import CHAT, COMPLETIONS, live, served
 
 pytestmark = pytest.mark.anyio

@@ -127,7 +127,10 @@ class Client:
     async def described_models(self) -> list[dict[str, Any]]:
         """The server's models, each with what it says of it."""
         listing = await self._get("/v1/models")
-        return [entry for entry in listing.get("data") or () if isinstance(entry, dict) and "id" in entry]
+        entries = listing.get("data")
+        if not isinstance(entries, list):
+            return []
+        return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
     async def health(self) -> str:
         """What the server says of itself, such as "ok". Raises ServerBusy while its model loads."""

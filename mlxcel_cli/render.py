@@ -66,8 +66,25 @@ def aside(text: str) -> None:
 
 def prompt(text: str) -> None:
     """Talk that waits for an answer on the same line."""
+    if sys.stderr is None:
+        return
     sys.stderr.write(text)
     sys.stderr.flush()
+
+
+def confirmed(question: str) -> bool:
+    """Whether the person at stdin says yes; an empty line or the end of input is a no."""
+    while True:
+        prompt(f"{question} [y/N]: ")
+        line = sys.stdin.buffer.readline()
+        answer = line.strip().lower()
+        if answer in (b"y", b"yes"):
+            return True
+        if answer in (b"", b"n", b"no"):
+            if not line:
+                say("")  # the question's line is still open
+            return False
+        say("answer y or n")
 
 
 def put(text: str) -> None:

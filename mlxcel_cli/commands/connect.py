@@ -115,9 +115,10 @@ def _write(recipe: "Recipe", file: "File", path: Path, endpoint: "Endpoint", *, 
 
     by_hand = f"mlxcel connect {recipe.name} prints what to add by hand"
     try:
-        if path.exists() and not path.is_file():
+        at = path.resolve()
+        if at.exists() and not at.is_file():
             raise Unsafe(f"{path} is no file", hint=by_hand)
-        before = path.read_text("utf-8") if path.exists() else None
+        before = at.read_bytes().decode() if at.exists() else None
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
         raise Unsafe(f"{path} cannot be read: {error}", hint=by_hand) from None
     if before is None and not file.is_made:
@@ -137,7 +138,7 @@ def _write(recipe: "Recipe", file: "File", path: Path, endpoint: "Endpoint", *, 
         if not yes:
             if not render.is_terminal(sys.stdin):
                 raise WrongUsage(f"this would be written to {path}", hint="--yes says that it may")
-            if not typer.confirm(f"Write this to {path}?", err=True):
+            if not render.confirmed(f"Write this to {path}?"):
                 raise typer.Exit(1)
         backup = write(path, text)
         render.note(f"wrote {path}" + (f"; before, it was {backup}" if backup else ""))

@@ -71,7 +71,7 @@ def remove(
     if not yes and (entry := store.find(model)) is not None:
         if not render.is_terminal(sys.stdin):
             raise WrongUsage(f"rm would delete {entry.name}", hint="--yes says that it may")
-        if not typer.confirm(f"Delete {entry.name} ({render.size(entry.size_bytes)})?", err=True):
+        if not render.confirmed(f"Delete {entry.name} ({render.size(entry.size_bytes)})?"):
             raise typer.Exit(1)
     removed = store.remove(model)
     render.note(f"deleted {removed.name} ({render.size(removed.size_bytes)})")

@@ -55,12 +55,20 @@ async def ask(address: str, *, key: str = "", model: str | None = None) -> Endpo
     names = [str(entry["id"]) for entry in entries]
     if not names:
         raise ServerFault(f"{address} lists no models")
+    if not all(name.isprintable() for name in names):
+        raise ServerFault(f"{address} lists a model whose name cannot be written: {names!r}")
     if model is not None and model not in names:
         raise UserError(f"{address} has no model {model}", hint=f"it has {', '.join(names)}")
     entry = entries[names.index(model or names[0])]
-    context = entry.get("max_model_len") or (entry.get("meta") or {}).get("n_ctx")
     root = address.rstrip("/").removesuffix("/v1")
-    return Endpoint(root, str(entry["id"]), int(context) if context else None, needs_key)
+    return Endpoint(root, str(entry["id"]), _context(entry), needs_key)
+
+
+def _context(entry: dict[str, object]) -> int | None:
+    """The context's length as vLLM or llama-server would say it."""
+    meta = entry.get("meta")
+    said = entry.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    return said if isinstance(said, int) and said > 0 else None
 
 
 async def _entries(address: str, key: str) -> list[dict[str, object]]:

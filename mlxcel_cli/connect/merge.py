@@ -36,7 +36,18 @@ def dump(kind: Kind, content: Content) -> str:
 
 
 def merge(kind: Kind, text: str, content: Content) -> str:
-    """`text` with `content` in it; `text` itself where it is there already. Raises Unsafe."""
+    """`text` with `content` in it, in `text`'s own line ends; `text` itself where it is there already.
+
+    Raises Unsafe.
+    """
+    lines = text.replace("\r\n", "\n")
+    if lines == text or text.count("\n") != text.count("\r\n"):
+        return _merged(kind, text, content)
+    merged = _merged(kind, lines, content)
+    return text if merged == lines else merged.replace("\n", "\r\n")
+
+
+def _merged(kind: Kind, text: str, content: Content) -> str:
     old = _parse(kind, text)
     if old is None:
         merged = text + dump(kind, content)
@@ -56,6 +67,10 @@ def merge(kind: Kind, text: str, content: Content) -> str:
             merged = _yaml_text(text, old, content)
     if _parse(kind, merged) != wanted or not _keeps_numbers(kind, text, merged):
         raise Unsafe("the file is written in a way that cannot be added to")
+    try:
+        merged.encode()
+    except UnicodeEncodeError:
+        raise Unsafe("it holds half of a surrogate pair, which cannot be written as UTF-8") from None
     return merged
 
 

@@ -14,21 +14,20 @@ def write(path: Path, text: str) -> Path | None:
 
     A link is followed, and the file keeps its mode. Raises OSError.
     """
-    path = path.resolve()
+    path, content = path.resolve(), text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     backup = None
-    mode = OWN_MODE
-    if path.exists():
-        backup = _unused(path)
-        shutil.copy2(path, backup)
-        mode = stat.S_IMODE(path.stat().st_mode)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWN_MODE
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, mode)
+        if path.exists():
+            backup = _unused(path)
+            shutil.copy2(path, backup)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

@@ -1,8 +1,8 @@
 """A server that speaks the API's shapes and thinks nothing: its answers are given. It remembers what it was asked.
 
 `answer` decides what each request gets: a list of text pieces and of events that it waits for, or an error's
-status and object. What it `thinks` comes before. A word is a token where tokens are counted. With `hold` the
-stream stays open after its pieces until the client leaves.
+status and object. What it `thinks` comes before; `listed` are its models. A word is a token where tokens are
+counted. With `hold` the stream stays open after its pieces until the client leaves.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ class Double:
     answer: Callable[[dict[str, Any]], Sequence[str | threading.Event] | Refusal] = lambda body: ["Hel", "lo"]
     finish_reason: str = "stop"
     thinks: Sequence[str] = ()
+    listed: object = ({"id": "double", "object": "model"},)
     hold: bool = False
     fails_midway: bool = False
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -56,7 +57,7 @@ class Double:
         return Starlette(routes=routes, lifespan=lifespan)
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": "double", "object": "model"}]})
+        return Response(json.dumps({"object": "list", "data": self.listed}), media_type="application/json")
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})

@@ -1,6 +1,7 @@
 """`mlxcel connect`: what is printed for each client, what is written, and that no key is ever shown."""
 
 import json
+import os
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -190,3 +191,76 @@ def test_the_printed_command_of_curl_is_one_that_a_shell_reads(mlxcel: Mlxcel, a
     said = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
     assert said[:2] == [f"{address}/v1/chat/completions", "--json"]
     assert json.loads(said[2])["model"] == "double"
+
+
+def test_a_file_that_no_text_can_be_written_to_is_left_and_nothing_beside_it(
+    mlxcel: Mlxcel, address: str, home: Path
+) -> None:
+    path = home / ".claude/settings.json"
+    path.parent.mkdir()
+    before = r'{"theme": "\ud800"}'
+    path.write_text(before)
+    ended = mlxcel("connect", "claude", "--server", address, "--write", "--yes")
+    assert ended.code == 1
+    assert "is left as it is: it holds half of a surrogate pair" in ended.err
+    assert [(file.name, file.read_text()) for file in path.parent.iterdir()] == [(path.name, before)]
+
+
+def test_a_file_keeps_its_line_ends(mlxcel: Mlxcel, address: str, home: Path) -> None:
+    path = home / ".aider.conf.yml"
+    path.write_bytes(b"# mine\r\ndark-mode: true\r\n")
+    ended = mlxcel("connect", "aider", "--server", address, "--write", "--yes")
+    assert ended.code == 0, ended.err
+    written = path.read_bytes()
+    assert written.startswith(b"# mine\r\ndark-mode: true\r\n")
+    assert written.count(b"\n") == written.count(b"\r\n") == 4
+
+
+@pytest.mark.parametrize("kind", ["loop", "fifo", "folder", "device"])
+def test_what_is_no_file_is_refused_at_once(mlxcel: Mlxcel, address: str, home: Path, kind: str) -> None:
+    path = home / ".aider.conf.yml"
+    match kind:
+        case "loop":
+            path.symlink_to(path)
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device":
+            path.symlink_to("/dev/zero")
+    ended = mlxcel("connect", "aider", "--server", address, "--write", "--yes")
+    assert ended.code == 1
+    assert "is no file" in ended.err or "cannot be read" in ended.err
+    assert str(path) in ended.err
+    assert "hint: mlxcel connect aider prints what to add by hand" in ended.err
+    assert [entry for entry in home.iterdir() if entry.name.startswith(".aider")] == [path]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"id": "a\x1b[2Jb"}, "whose name cannot be written"),
+        ({"id": "\ud800"}, "whose name cannot be written"),
+        ({"id": 3}, "lists no models"),
+        (None, "lists no models"),
+    ],
+    ids=str,
+)
+def test_a_model_without_a_name_to_write_is_refused(
+    mlxcel: Mlxcel, address: str, double: Double, entry: object, said: str
+) -> None:
+    double.listed = [entry]
+    ended = mlxcel("connect", "codex", "--server", address)
+    assert (ended.code, ended.out) == (1, "")
+    assert said in ended.err
+    assert "\x1b" not in ended.err
+
+
+@pytest.mark.parametrize("context", [{"meta": []}, {"max_model_len": "long"}, {"meta": {"n_ctx": -1}}], ids=str)
+def test_a_context_that_is_no_length_is_as_if_not_said(
+    mlxcel: Mlxcel, address: str, double: Double, context: dict[str, object]
+) -> None:
+    double.listed = [{"id": "double", **context}]
+    ended = mlxcel("connect", "codex", "--server", address)
+    assert ended.code == 0, ended.err
+    assert "model_context_window" not in ended.out

@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +138,18 @@ def test_a_reader_that_leaves_is_no_traceback(double: Double, address, tmp_path)
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [(b"y\r", 0), (b"what\rYES\r", 0), (b"n\r", 1), (b"\r", 1), (CTRL_D, 1), (CTRL_C, 130)],
+    ids=["y", "yes", "n", "empty", "end", "ctrl-c"],
+)
+def test_a_question_is_answered_by_yes_alone(address, at_terminal, tmp_path: Path, keys: bytes, code: int):
+    file = tmp_path / "it.yml"
+    terminal = at_terminal("connect", "aider", "--server", address, "--write", "--file", str(file))
+    terminal.wait_for(b"it.yml? [y/N]: ")
+    terminal.type(keys)
+    assert terminal.ended() == code
+    assert b"Traceback" not in terminal.text
+    assert file.exists() == (code == 0)

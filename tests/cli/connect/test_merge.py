@@ -163,3 +163,28 @@ def test_what_would_be_spoilt_is_left_as_it_is(kind, text):
 def test_a_list_in_the_place_of_settings_is_named():
     assert replaced(Kind.JSON, "[1]", {"a": "b"}) == ["all of it"]
     assert replaced(Kind.JSON, '{"a": [1]}', {"a": {"b": 1}}) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Kind.JSON, '{\n  "other": 1\n}\n'),
+        (Kind.TOML, "# mine\nother = 1\n"),
+        (Kind.YAML, "# mine\nother: 1\nmodels:\n- name: else\n"),
+    ],
+)
+def test_a_file_keeps_its_line_ends(kind, text):
+    content = ENTRY if kind is Kind.YAML else TABLE
+    merged = merge(kind, text.replace("\n", "\r\n"), content)
+    assert merged == merge(kind, text, content).replace("\n", "\r\n")
+    assert merge(kind, merged, content) == merged
+
+
+def test_of_mixed_line_ends_each_line_keeps_its_own():
+    merged = merge(Kind.TOML, "a = 1\r\nb = 2\n", {"table": {"c": 3}})
+    assert merged == "a = 1\r\nb = 2\n\n[table]\nc = 3\n"
+
+
+def test_json_with_half_of_a_surrogate_pair_is_left_alone():
+    with pytest.raises(Unsafe, match="half of a surrogate pair"):
+        merge(Kind.JSON, r'{"a": "\ud800"}', {"b": 1})

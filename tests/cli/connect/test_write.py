@@ -48,4 +48,18 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkeypatc
     with pytest.raises(OSError, match="No space"):
         write(path, "new")
     assert path.read_text() == "old"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["it.json", "it.json.bak"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["it.json"]
+
+
+def test_what_is_no_text_leaves_nothing_behind(tmp_path: Path):
+    path = tmp_path / "it.json"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write(path, "\ud800")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["it.json"]
+
+
+def test_line_ends_are_written_as_they_are(tmp_path: Path):
+    write(tmp_path / "it.yml", "a: 1\r\nb: 2\r\n")
+    assert (tmp_path / "it.yml").read_bytes() == b"a: 1\r\nb: 2\r\n"

@@ -15,9 +15,6 @@ from mlxcel_cli.pieces import End, Piece, Prefill, Reasoning, Text
 from mlxcel_cli.view import View
 
 SILENCE_S = 1.0
-# What a terminal would act on, shown instead: an answer must not move the cursor or set the window's title.
-SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-SHOWN_CONTROLS[ord("\r")] = ""
 HOW_TO_SEE = "--show-reasoning, or /reasoning in a chat, shows it"
 
 
@@ -155,7 +152,7 @@ def _terminal_size() -> os.terminal_size:
 
 
 def _shown(text: str, is_screen: bool) -> str:
-    return text.translate(SHOWN_CONTROLS) if is_screen else text
+    return text.translate(render.SHOWN_CONTROLS) if is_screen else text
 
 
 def remark(shown: Answer, max_tokens: int | None, *, with_stats: bool) -> None:

@@ -229,7 +229,7 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Piece, None]:
             frame = _object(value.encode())
             if frame.get("error"):
                 raise ServerFault(_message_of(frame) or "the server failed in mid-answer")
-            numbers |= {name: frame[name] for name in ("usage", "timings") if frame.get(name)}
+            numbers |= {name: frame[name] for name in ("usage", "timings") if isinstance(frame.get(name), dict)}
             for choice in frame.get("choices") or ():
                 reason = choice.get("finish_reason") or reason
                 delta = choice.get("delta") or {}

@@ -16,6 +16,9 @@ from mlxcel_cli import config
 
 REDRAW_S = 0.1
 BAR_CELLS = 24
+# What a terminal would act on, shown instead: a text must not move the cursor or set the window's title.
+SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+SHOWN_CONTROLS[ord("\r")] = ""
 RED, CYAN, DIM, PLAIN = "\x1b[31m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
 
 
@@ -24,6 +27,11 @@ def is_terminal(stream: TextIO | None) -> bool:
     with suppress(ValueError, AttributeError):
         return stream is not None and stream.isatty()
     return False
+
+
+def harmless(text: str) -> str:
+    """`text` with what a terminal would act on, or no file could hold, written out."""
+    return text.translate(SHOWN_CONTROLS).encode("utf-8", "backslashreplace").decode()
 
 
 def say(text: str, *, colour: str = "") -> None:
@@ -43,9 +51,9 @@ def note(text: str) -> None:
 
 def error(problem: str, hint: str = "") -> None:
     """What went wrong in one line, and what to do next in another."""
-    say("error: " + " ".join(problem.split()), colour=RED)
+    say("error: " + harmless(" ".join(problem.split())), colour=RED)
     if hint:
-        say(f"hint: {hint}", colour=CYAN)
+        say(f"hint: {harmless(hint)}", colour=CYAN)
 
 
 def failure(problem: MlxcelError) -> None:

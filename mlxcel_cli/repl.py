@@ -162,7 +162,7 @@ class Repl:
             render.note("(the system prompt is set; /clear begins anew with it)")
         else:
             system = self._conversation.system or "(none)"
-            render.note(f"system prompt: {system.translate(answer.SHOWN_CONTROLS)}")
+            render.note(f"system prompt: {system.translate(render.SHOWN_CONTROLS)}")
 
     async def _quote(self, name: str) -> None:
         if name == "-":
@@ -240,7 +240,7 @@ class Repl:
 
     async def _show_reasoning(self, _: str) -> None:
         thought = self._answered.thought.strip() if self._answered else ""
-        render.note(thought.translate(answer.SHOWN_CONTROLS) or "(there was no reasoning)")
+        render.note(thought.translate(render.SHOWN_CONTROLS) or "(there was no reasoning)")
 
     async def _unknown(self, word: str) -> None:
         near = difflib.get_close_matches(word, self._commands, n=1)
@@ -260,5 +260,5 @@ def restored(messages: list[dict[str, str]]) -> str:
 
 def beginning(text: str) -> str:
     """The beginning of a text, in one line."""
-    line = " ".join(text.split()).translate(answer.SHOWN_CONTROLS)
+    line = " ".join(text.split()).translate(render.SHOWN_CONTROLS)
     return line if len(line) <= SHOWN_LETTERS else line[: SHOWN_LETTERS - 3] + "..."

@@ -6,7 +6,8 @@ from html import escape
 from mlxcel_cli.bench.plot import Bar, Line, bars, lines
 from mlxcel_cli.bench.result import ServeResult, ServerRuns, SpeedResult, span
 from mlxcel_cli.bench.summary import SHARES, Spread
-from mlxcel_cli.bench.table import NAMES, rate, remarks, said, seconds
+from mlxcel_cli.bench.table import NAMES, rate, ratio_rows, remarks, seconds
+from mlxcel_cli.render import harmless
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
@@ -51,22 +52,13 @@ def speed_page(result: SpeedResult) -> str:
         if p.batch == min(by_batch) and p.prompt_tokens in (points[0].prompt_tokens, points[-1].prompt_tokens)
     ]
     figures.append(lines("Each step of the last repeat", "step", "ms", steps))
-    rows = [
-        (
-            "prompt tokens",
-            "batch",
-            "prefill tok/s",
-            "least",
-            "largest",
-            "decode tok/s",
-            "least",
-            "largest",
-            "ms/step",
-        )
-    ]
+    ranged = 3 if len(points[0].prefill) > 1 else 1
+    ends = ("least", "largest")[: ranged - 1]
+    rows = [("prompt tokens", "batch", "prefill tok/s", *ends, "decode tok/s", *ends, "ms/step")]
     rows += [
         (
-            *(str(p.prompt_tokens), str(p.batch), *map(rate, span(p.prefill)), *map(rate, span(p.decode))),
+            *(str(p.prompt_tokens), str(p.batch)),
+            *(rate(value) for rates in (p.prefill, p.decode) for value in span(rates)[:ranged]),
             f"{1000 * p.batch / span(p.decode)[0]:.1f}",
         )
         for p in points
@@ -81,9 +73,7 @@ def serve_page(result: ServeResult) -> str:
     parts = [_paragraphs(_asked(result.body()))]
     if result.ratios:
         first, second = result.servers
-        rows = [("figure", "ratio", "least", "largest")]
-        rows += [(said(name), *(f"{ratio:.2f}" for ratio in found)) for name, found in result.ratios.items()]
-        parts.append(f"<h2>{escape(first.url)} over {escape(second.url)}</h2>{_table(rows)}")
+        parts.append(f"<h2>{escape(first.url)} over {escape(second.url)}</h2>{_table(ratio_rows(result))}")
     figures = []
     for name, title in NAMES.items():
         drawn = [
@@ -165,7 +155,7 @@ def _figures(figures: Sequence[str]) -> str:
 
 
 def _page(title: str, inside: str) -> str:
-    return (
+    return harmless(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

@@ -45,10 +45,7 @@ def lines(title: str, x_name: str, y_name: str, drawn: Sequence[Line]) -> str:
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in line.points)
         parts.append(f'<polyline class="line {colour}" points="{path}"/>')
         for (x, _), (least, largest) in zip(line.points, line.ranges, strict=False):
-            at = f"{across(x):.1f}"
-            parts.append(
-                f'<line class="range {colour}" x1="{at}" x2="{at}" y1="{up(least):.1f}" y2="{up(largest):.1f}"/>'
-            )
+            parts.append(_line(f"range {colour}", across(x), up(least), across(x), up(largest)))
         if line.dots:
             parts += [
                 f'<circle class="dot {colour}" cx="{across(x):.1f}" cy="{up(y):.1f}" r="3.5"/>'
@@ -110,29 +107,32 @@ def _axes(
 ) -> str:
     parts = []
     for mark in y_ticks:
-        y = f"{up(mark):.1f}"
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 6}" y="{y}" dy="4" text-anchor="end">{_number(mark)}</text>')
+        y = up(mark)
+        parts.append(_line("grid", LEFT, y, WIDTH - RIGHT, y))
+        parts.append(_text("tick", f'x="{LEFT - 6}" y="{y:.1f}" dy="4"', _number(mark), anchor="end"))
     middle = (TOP + HEIGHT - BOTTOM) / 2
-    parts.append(
-        f'<text class="name" transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">'
-        f"{escape(y_name)}</text>"
-    )
+    parts.append(_text("name", f'transform="translate(14 {middle:.0f}) rotate(-90)"', y_name))
     return "".join(parts) + _x_axis(x_ticks, across, HEIGHT, x_name)
 
 
 def _x_axis(marks: Sequence[float], across: _Scale, height: int, name: str) -> str:
     base = height - BOTTOM
-    parts = [f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
+    parts = [_line("axis", LEFT, base, WIDTH - RIGHT, base)]
     for mark in marks:
-        x = f"{across(mark):.1f}"
-        parts.append(f'<line class="axis" x1="{x}" x2="{x}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(f'<text class="tick" x="{x}" y="{base + 17}" text-anchor="middle">{_number(mark)}</text>')
+        x = across(mark)
+        parts.append(_line("axis", x, base, x, base + 4))
+        parts.append(_text("tick", f'x="{x:.1f}" y="{base + 17}"', _number(mark)))
     middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text class="name" x="{middle:.0f}" y="{height - 8}" text-anchor="middle">{escape(name)}</text>'
-    )
+    parts.append(_text("name", f'x="{middle:.0f}" y="{height - 8}"', name))
     return "".join(parts)
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
+def _text(kind: str, place: str, said: str, anchor: str = "middle") -> str:
+    return f'<text class="{kind}" {place} text-anchor="{anchor}">{escape(said)}</text>'
 
 
 def _figure(title: str, said: str, height: int, inside: str, legend: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+MOST_TOKENS = 1 << 40  # beyond it a count is an error of the server's, and sums would overflow
+
 
 @dataclass(slots=True)
 class Record:
@@ -53,17 +55,25 @@ class Record:
 
     @property
     def counted_by_server(self) -> bool:
-        return bool(self.usage.get("completion_tokens"))
+        return _count(self.usage, "completion_tokens") > 0
 
     @property
     def completion_tokens(self) -> int:
         """What the server says, else the pieces of text: a piece may hold several tokens, or a part of one."""
-        return int(self.usage.get("completion_tokens") or len(self.pieces_s))
+        return _count(self.usage, "completion_tokens") or len(self.pieces_s)
 
     @property
     def prompt_tokens(self) -> int:
-        return int(self.usage.get("prompt_tokens") or 0)
+        return _count(self.usage, "prompt_tokens")
 
     @property
     def cached_tokens(self) -> int:
-        return int((self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        return _count(self.usage.get("prompt_tokens_details"), "cached_tokens")
+
+
+def _count(usage: object, name: str) -> int:
+    """The number of tokens that `usage` has under `name`; what is none (null, NaN, a text) is as if not said."""
+    said = usage.get(name) if isinstance(usage, Mapping) else None
+    if isinstance(said, int | float) and 0 <= said <= MOST_TOKENS:
+        return int(said)
+    return 0

@@ -1,17 +1,21 @@
 """Runs a load against one server, or against two in turn, and gives the figures."""
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.errors import UserError
 from mlxcel_cli.bench.load import Load, poisson
 from mlxcel_cli.bench.mixes import Mix, conversations
 from mlxcel_cli.bench.record import Record
 from mlxcel_cli.bench.result import ServeResult, ServerRuns
 from mlxcel_cli.bench.summary import Objective, Summary, summarize
 from mlxcel_cli.client import Client
-from mlxcel_cli.errors import EngineGone, ServerBusy, ServerFault, ServerGone
+from mlxcel_cli.errors import EngineGone, Refused, ServerBusy, ServerFault, ServerGone
+
+NAME_IT = "--model, or --against-model, names the one to ask for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,10 @@ async def bear(plan: Plan, targets: list[Target], *, tell: Callable[[str], None]
     """Every repeat on every server in turn, each repeat with texts of its own that all servers get alike. Every
     second repeat turns the order round, so that what one leaves behind does not always fall on the other.
 
-    Raises what a server that does not answer at all raises.
+    Raises UserError for a server that does not say which model it has, and what one that does not answer at all
+    raises.
     """
-    models = [target.model or await _first_model(target) for target in targets]
+    models = [target.model or await _first_model(target, plan.timeout_s) for target in targets]
     runs: list[list[Summary]] = [[] for _ in targets]
     records: list[list[Record]] = [[] for _ in targets]
     order = list(range(len(targets)))
@@ -85,7 +90,7 @@ async def bear(plan: Plan, targets: list[Target], *, tell: Callable[[str], None]
                 records[place] = await _run(plan, client, plan.num_requests, f"{plan.seed}-{repeat}", counted)
             runs[place].append(summarize(records[place], plan.objective))
     servers = [
-        ServerRuns(target.url, model or "", taken, last)
+        ServerRuns(target.url, model, taken, last)
         for target, model, taken, last in zip(targets, models, runs, records, strict=True)
     ]
     return ServeResult(servers, plan.body())
@@ -101,16 +106,25 @@ async def _run(
     return await load.open(made, poisson(plan.rate, len(made), random.Random(f"{seed} arrivals")))
 
 
-async def _first_model(target: Target) -> str | None:
-    """The first model that the server lists; None where it lists none, and answers for the one it has."""
-    async with Client.to(target.url, key=target.key) as client:
-        try:
+async def _first_model(target: Target, timeout_s: float) -> str:
+    """The first model that the server lists. Raises UserError where it lists none, ServerGone where it is silent.
+
+    `timeout_s` is what it may take, 0: anything.
+    """
+    try:
+        async with asyncio.timeout(timeout_s or None), Client.to(target.url, key=target.key) as client:
             names = await client.models()
-        except (ServerGone, ServerBusy, EngineGone):
+    except TimeoutError:
+        raise ServerGone(f"{target.url} did not list its models within {timeout_s:g} s", hint=NAME_IT) from None
+    except (ServerGone, ServerBusy, EngineGone):
+        raise
+    except (ServerFault, Refused) as fault:
+        if isinstance(fault, Refused) and fault.status in (401, 403):
             raise
-        except ServerFault:
-            names = []
-    return names[0] if names else None
+        names = []
+    if not any(names):
+        raise UserError(f"{target.url} lists no model", hint=NAME_IT)
+    return next(filter(None, names))
 
 
 class _Counter:

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.errors import UserError
 from mlxcel_cli.bench.record import Record
+from mlxcel_cli.errors import WrongUsage
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 OBJECTIVES = ("ttft", "itl", "e2e")
@@ -55,19 +55,19 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> "Objective":
-        """Of `ttft=0.5,itl=0.05,e2e=10`. Raises UserError."""
+        """Of `ttft=0.5,itl=0.05,e2e=10`. Raises WrongUsage."""
         bounds: dict[str, float] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
             try:
-                bounds[name] = float(value.removesuffix("s"))
+                bound = float(value.removesuffix("s"))
             except ValueError:
-                bounds[name] = -1.0
-            if name not in OBJECTIVES or not 0 < bounds[name] < float("inf"):
-                raise UserError(
-                    f"{part.strip()!r} is no objective",
-                    hint="write seconds such as --slo ttft=0.5,itl=0.05,e2e=10",
-                )
+                bound = -1.0
+            if name not in OBJECTIVES or name in bounds or not 0 < bound < float("inf"):
+                why = f"is a second bound of {name}" if name in bounds else "is no objective"
+                hint = "write seconds such as --slo ttft=0.5,itl=0.05,e2e=10"
+                raise WrongUsage(f"--slo: {part.strip()!r} {why}", hint=hint)
+            bounds[name] = bound
         return cls(**bounds)
 
     def met_by(self, record: Record) -> bool:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mlxcel_cli import config, render
-from mlxcel_cli.answer import SHOWN_CONTROLS
 from mlxcel_cli.bench.result import ServeResult, ServerRuns, SpeedResult, span, steps_per_s
 from mlxcel_cli.bench.sparkline import distribution, sparkline
 from mlxcel_cli.bench.summary import Spread, Summary
@@ -22,29 +21,37 @@ def show_speed(result: SpeedResult) -> None:
     """One line a size."""
     table = _table("prompt", "batch", "prefill tok/s", "", "decode tok/s", "", "ms/step", "steps", text=(3, 5, 7))
     for point in result.speed.points:
-        (prefill, *prefill_ends), (decode, *decode_ends) = span(point.prefill), span(point.decode)
         table.add_row(
             *(str(point.prompt_tokens), str(point.batch)),
-            *(rate(prefill), _ends(prefill_ends), rate(decode), _ends(decode_ends)),
-            *(f"{1000 * point.batch / decode:.1f}", sparkline(steps_per_s(point))),
+            *(_median(point.prefill), _ends(point.prefill), _median(point.decode), _ends(point.decode)),
+            *(f"{1000 * point.batch / span(point.decode)[0]:.1f}", sparkline(steps_per_s(point))),
         )
     _print(table)
-    render.put("".join(f"{note}\n" for note in result.speed.notes[:3]))
+    _say(*result.speed.notes[:3])
 
 
 def show_serve(result: ServeResult) -> None:
     """A table for each server, and one of the ratios where there are two."""
-    for server in result.servers:
-        render.put(f"{server.url}  {server.model.translate(SHOWN_CONTROLS)}\n")
+    for place, server in enumerate(result.servers):
+        _say(*[""] * (place > 0), f"{server.url}  {server.model}")
         _print(_of_server(server))
-        render.put("".join(f"{line}\n" for line in remarks(server.runs)) + "\n")
+        _say(*remarks(server.runs))
     if result.ratios:
         first, second = result.servers
-        render.put(f"{first.url} over {second.url}\n")
-        table = _table("figure", "ratio", "least", "largest")
-        for name, found in result.ratios.items():
-            table.add_row(said(name), *(f"{ratio:.2f}" for ratio in found))
+        _say("", f"{first.url} over {second.url}")
+        head, *rows = ratio_rows(result)
+        table = _table(*head)
+        for row in rows:
+            table.add_row(*row)
         _print(table)
+
+
+def ratio_rows(result: ServeResult) -> list[tuple[str, ...]]:
+    """Heading and rows of the first server's figures over the second's, with ranges where runs are several."""
+    num_columns = 4 if len(result.servers[0].runs) > 1 else 2
+    rows = [("figure", "ratio", "least", "largest")]
+    rows += [(said(name), *(f"{ratio:.2f}" for ratio in found)) for name, found in result.ratios.items()]
+    return [row[:num_columns] for row in rows]
 
 
 def _of_server(server: ServerRuns) -> "Table":
@@ -77,8 +84,7 @@ def remarks(runs: Sequence[Summary]) -> Iterator[str]:
         yield f"{last.num_failed} failed: {kinds}"
     if len(runs) > 1:
         rates = [run.tokens_per_s for run in runs]
-        median, *ends = span(rates)
-        yield f"tokens/s over {len(runs)} runs: {rate(median)} {_ends(ends)}; the table is the last run's"
+        yield f"tokens/s over {len(runs)} runs: {_median(rates)} {_ends(rates)}; the table is the last run's"
 
 
 def said(name: str) -> str:
@@ -96,9 +102,19 @@ def seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 10 else f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
 
 
-def _ends(ends: Sequence[float]) -> str:
-    least, largest = ends
-    return f"({rate(least)} to {rate(largest)})"
+def _median(rates: Sequence[float]) -> str:
+    return rate(span(rates)[0])
+
+
+def _ends(rates: Sequence[float]) -> str:
+    """The range of several rates; nothing of one."""
+    _, least, largest = span(rates)
+    return f"({rate(least)} to {rate(largest)})" if len(rates) > 1 else ""
+
+
+def _say(*lines: str) -> None:
+    """Lines on stdout; what a server said of itself is in some."""
+    render.put(render.harmless("".join(f"{line}\n" for line in lines)))
 
 
 def _table(*titles: str, text: Sequence[int] = ()) -> "Table":

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.errors import UserError
 from mlxcel_cli import checkpoint, config, names, render
 from mlxcel_cli.bench.mixes import Mix
 from mlxcel_cli.commands.options import ConfigFile, ModelOption
@@ -36,12 +38,20 @@ OF_SERVE = (
     *("seed", "slo", "timeout", "ignore_eos"),
 )
 OF_SPEED = ("prompts", "batches", "config_file", *OF_ENGINE)
+MOST_WORDS = 10**8
+LEAST_RATE, MOST_RATE = 0.001, 10**4
 NEW_TOKENS = {True: 64, False: 32}
 REPEATS = {True: 1, False: 3}
 
 
 def _offered(incomplete: str) -> list[str]:
     return [*([SERVE] if SERVE.startswith(incomplete) else ()), *names.known(incomplete)]
+
+
+def _number(*flags_and_help: str, most: int, least: int = 1) -> Any:
+    """The option of a whole number within bounds."""
+    *flags, said = flags_and_help
+    return typer.Option(*flags, metavar="N", min=least, max=most, help=said)
 
 
 What = Annotated[
@@ -55,18 +65,13 @@ What = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON document instead of tables")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="write a page with tables and pictures")]
-Repeats = Annotated[
-    int | None, typer.Option("--repeats", metavar="N", min=1, help="runs of everything [default: 3; serve: 1]")
-]
+Repeats = Annotated[int | None, _number("--repeats", "runs of everything [default: 3; serve: 1]", most=1000)]
 Warmup = Annotated[
-    int | None,
-    typer.Option("--warmup", metavar="N", min=0, help="runs before, not counted; serve: requests [default: 1]"),
+    int | None, _number("--warmup", "runs before, not counted; serve: requests [default: 1]", least=0, most=10**4)
 ]
 NewTokens = Annotated[
     int | None,
-    typer.Option(
-        "--max-tokens", "-n", metavar="N", min=2, help="new tokens of each request [default: 32; serve: 64]"
-    ),
+    _number("--max-tokens", "-n", "new tokens of each request [default: 32; serve: 64]", least=2, most=1 << 20),
 ]
 Prompts = Annotated[
     str | None, typer.Option("--prompts", metavar="N,N", help="prompt sizes in tokens [default: 128,512]")
@@ -88,10 +93,7 @@ AgainstKey = Annotated[
     str | None, typer.Option("--against-key", metavar="TEXT", help="serve: the key that --against asks for")
 ]
 Clients = Annotated[
-    int | None,
-    typer.Option(
-        "--clients", metavar="N", min=1, help="serve: clients that each ask again when answered [default: 4]"
-    ),
+    int | None, _number("--clients", "serve: clients that each ask again when answered [default: 4]", most=10**4)
 ]
 Rate = Annotated[
     float | None,
@@ -100,8 +102,7 @@ Rate = Annotated[
     ),
 ]
 Requests = Annotated[
-    int | None,
-    typer.Option("--requests", metavar="N", min=1, help="serve: requests of a run [default: 8 a client, or 32]"),
+    int | None, _number("--requests", "serve: requests of a run [default: 8 a client, or 32]", most=10**5)
 ]
 MixOption = Annotated[
     Mix | None,
@@ -109,9 +110,7 @@ MixOption = Annotated[
 ]
 Words = Annotated[
     int | None,
-    typer.Option(
-        "--words", metavar="N", min=0, help="serve: words of the shared prefix (400) or long prompt (700)"
-    ),
+    _number("--words", "serve: words of the shared prefix (400) or long prompt (700)", least=0, most=10**6),
 ]
 Seed = Annotated[
     int | None,
@@ -123,7 +122,9 @@ Slo = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option("--timeout", metavar="S", min=0, help="serve: seconds that a request may take [default: 600]"),
+    typer.Option(
+        "--timeout", metavar="S", min=0, max=86400, help="serve: seconds a request may take, 0: any [default: 600]"
+    ),
 ]
 IgnoreEos = Annotated[
     bool,
@@ -166,6 +167,8 @@ def bench(
         if name in given:
             flag = "--" + {"config_file": "config"}.get(name, name.replace("_", "-"))
             raise WrongUsage(f"{flag} belongs to mlxcel bench {'MODEL' if serves else 'serve'}")
+    if html is not None:
+        _check_place(html)
     status = render.Status()
     measured: Coroutine[Any, Any, Any]
     if serves:
@@ -184,14 +187,27 @@ def _give(result: Any, *, serves: bool, as_json: bool, html: Path | None) -> Non
     """Show and write what was found; exit with 1 where a server answered nothing."""
     from mlxcel_cli.bench import page, table
 
-    if html is not None:
-        html.write_text((page.serve_page if serves else page.speed_page)(result), "utf-8")
-        render.note(f"{html} has tables and pictures")
     if as_json:
         render.put(json.dumps(result.body(), indent=2) + "\n")
     else:
         (table.show_serve if serves else table.show_speed)(result)
+    if html is not None:
+        try:
+            html.write_text((page.serve_page if serves else page.speed_page)(result), "utf-8")
+        except OSError as error:
+            raise UserError(f"--html: {html} cannot be written: {error.strerror or error}") from None
+        render.note(f"{html} has tables and pictures")
     raise typer.Exit(1 if serves and result.failed else 0)
+
+
+def _check_place(html: Path) -> None:
+    """Raise UserError where the page could not be written once all is measured."""
+    if not html.parent.is_dir():
+        raise UserError(f"--html: there is no folder {html.parent}")
+    if html.is_dir():
+        raise UserError(f"--html: {html} is a folder")
+    if not os.access(html if html.exists() else html.parent, os.W_OK):
+        raise UserError(f"--html: {html} cannot be written")
 
 
 async def _speed(settings: config.Settings, sizes: "Sizes", tell: Callable[[str], None]) -> Any:
@@ -216,19 +232,19 @@ def _sizes(given: dict[str, Any]) -> "Sizes":
     from mlxcel_cli.bench.speed import Sizes
 
     return Sizes(
-        prompts=_numbers("prompts", given.get("prompts", "128,512")),
-        batches=_numbers("batches", given.get("batches", "1,4")),
+        prompts=_numbers("prompts", given.get("prompts", "128,512"), most=1 << 20),
+        batches=_numbers("batches", given.get("batches", "1,4"), most=1 << 12),
         new_tokens=given.get("max_tokens", NEW_TOKENS[False]),
         repeats=given.get("repeats", REPEATS[False]),
         warmup=given.get("warmup", 1),
     )
 
 
-def _numbers(name: str, text: str) -> tuple[int, ...]:
+def _numbers(name: str, text: str, *, most: int) -> tuple[int, ...]:
     """The whole numbers between commas, each once, from the least on. Raises WrongUsage."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and 0 < int(part) <= 1 << 20 for part in parts):
-        raise WrongUsage(f"--{name} takes whole numbers with commas between them, not {text!r}")
+    if not all(part.isdecimal() and len(part) < 10 and 0 < int(part) <= most for part in parts):
+        raise WrongUsage(f"--{name} takes whole numbers from 1 to {most} with commas between them, not {text!r}")
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -241,12 +257,15 @@ def _plan(given: dict[str, Any]) -> "Plan":
     rate = given.get("rate")
     if rate is not None and "clients" in given:
         raise WrongUsage("--clients wait for answers and --rate does not: give one of them")
-    if rate is not None and not 0 < rate < float("inf"):
-        raise WrongUsage("--rate is a number of conversations a second")
+    if rate is not None and not LEAST_RATE <= rate <= MOST_RATE:
+        raise WrongUsage(f"--rate is a number of conversations a second from {LEAST_RATE} to {MOST_RATE}")
     clients = given.get("clients", 4)
+    num_requests = given.get("requests", 32 if rate is not None else 8 * clients)
+    if num_requests * given.get("words", 0) > MOST_WORDS:
+        raise WrongUsage(f"--requests and --words are more than {MOST_WORDS} words together")
     return Plan(
         mix=given.get("mix", Mix.CHAT),
-        num_requests=given.get("requests", 32 if rate is not None else 8 * clients),
+        num_requests=num_requests,
         clients=clients,
         rate=rate,
         max_tokens=given.get("max_tokens", NEW_TOKENS[True]),

@@ -1,8 +1,8 @@
 """A server that speaks the API's shapes and thinks nothing: its answers are given. It remembers what it was asked.
 
 `answer` decides what each request gets: a list of text pieces and of events that it waits for, or an error's
-status and object. What it `thinks` comes before; `listed` are its models. A word is a token where tokens are
-counted. With `hold` the stream stays open after its pieces until the client leaves.
+status and object. What it `thinks` comes before; `listed` are its models, `usage` what it says of tokens. A word
+is a token where tokens are counted. With `hold` the stream stays open after its pieces until the client leaves.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ class Double:
     answer: Callable[[dict[str, Any]], Sequence[str | threading.Event] | Refusal] = lambda body: ["Hel", "lo"]
     finish_reason: str = "stop"
     thinks: Sequence[str] = ()
+    usage: object = None
     listed: object = ({"id": "double", "object": "model"},)
     hold: bool = False
     fails_midway: bool = False
@@ -110,7 +111,7 @@ class Double:
             yield chunk(None, self.finish_reason)
             numbers = {
                 "choices": [],
-                "usage": {"prompt_tokens": 4, "completion_tokens": len(pieces)},
+                "usage": self.usage or {"prompt_tokens": 4, "completion_tokens": len(pieces)},
                 "timings": {
                     "prompt_n": 4,
                     "prompt_per_second": 40.0,

@@ -1,7 +1,9 @@
 """`mlxcel bench` on a tiny model, and `mlxcel bench serve` on a server double: tables, JSON and page."""
 
 import json
+import math
 import re
+import socket
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -143,11 +145,102 @@ def unlisted(double: Double) -> None:
 
 
 @pytest.mark.usefixtures("unlisted")
-def test_a_server_that_lists_no_models_is_asked_for_none(mlxcel: Mlxcel, address: str, double: Double) -> None:
+def test_of_a_server_that_lists_no_models_the_model_must_be_named(
+    mlxcel: Mlxcel, address: str, double: Double
+) -> None:
+    asked = ("bench", "serve", "--url", address, "--requests", "2", "--warmup", "0", "--json")
+    ended = mlxcel(*asked)
+    assert ended.code == 1
+    assert f"{address} lists no model\nhint: --model" in ended.err
+    assert not double.asked
+    ended = mlxcel(*asked, "--model", "mine")
+    assert ended.code == 0, ended.err
+    assert double.asked[0][1]["model"] == "mine"
+
+
+@pytest.mark.parametrize(
+    "listed", [3, [], None, [{"id": None}], [{"id": ""}], ["double"], {"id": "double"}], ids=str
+)
+def test_a_listing_that_names_no_model_is_said(
+    mlxcel: Mlxcel, address: str, double: Double, listed: object
+) -> None:
+    double.listed = listed
+    ended = mlxcel("bench", "serve", "--url", address)
+    assert ended.code == 1
+    assert f"{address} lists no model" in ended.err
+
+
+def test_the_timeout_holds_for_the_listing_of_models(mlxcel: Mlxcel, double: Double) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        ended = mlxcel("bench", "serve", "--url", url, "--timeout", "0.05")
+    assert ended.code == 1
+    assert f"{url} did not list its models within 0.05 s" in ended.err
+    assert "hint: --model" in ended.err
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": math.nan, "completion_tokens": math.inf, "prompt_tokens_details": {"cached_tokens": -1}},
+        {"prompt_tokens": "4", "completion_tokens": [2], "prompt_tokens_details": 3},
+        {"completion_tokens": 10**400},
+        [1],
+        "many",
+    ],
+    ids=str,
+)
+def test_usage_that_is_no_count_is_as_if_not_sent(
+    mlxcel: Mlxcel, address: str, double: Double, usage: object
+) -> None:
+    double.usage = usage
     ended = mlxcel("bench", "serve", "--url", address, "--requests", "2", "--warmup", "0", "--json")
     assert ended.code == 0, ended.err
-    assert json.loads(ended.out)["servers"][0]["model"] == ""
-    assert "model" not in double.asked[0][1]
+    (run,) = json.loads(ended.out)["servers"][0]["runs"]
+    assert (run["num_failed"], run["counted_by"]) == (0, "pieces")
+    assert (run["prompt_tokens"], run["cached_tokens"], run["completion_tokens"]) == (0, 0, 4)
+
+
+@pytest.mark.parametrize("place", ["missing/serve.html", "folder"])
+def test_a_page_that_cannot_be_written_is_refused_before_the_run(
+    mlxcel: Mlxcel, address: str, double: Double, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    ended = mlxcel("bench", "serve", "--url", address, "--html", str(tmp_path / place))
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("error: --html: ")
+    assert not double.asked
+
+
+def test_what_a_server_calls_its_model_moves_no_cursor(
+    mlxcel: Mlxcel, address: str, double: Double, tmp_path: Path
+) -> None:
+    html = tmp_path / "serve.html"
+    double.listed = [{"id": "a\x1b]0;title\x07\x9bb"}]
+    ended = mlxcel(
+        "bench", "serve", "--url", address, "--requests", "1", "--warmup", "0", "--html", str(html), "--seed", "1"
+    )
+    assert ended.code == 0, ended.err
+    for text in (ended.out, ended.err, html.read_text("utf-8")):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+    assert r"a\x1b]0;title\x07\x9bb" in ended.out
+    assert r"a\x1b]0;title\x07\x9bb" in html.read_text("utf-8")
+
+
+def test_one_repeat_has_no_range_and_the_output_ends_with_its_last_line(
+    mlxcel: Mlxcel, address: str, folder: Path, tmp_path: Path
+) -> None:
+    html = tmp_path / "it.html"
+    speed = mlxcel("bench", str(folder), *SPEED[:-1], "1", "--warmup", "0", "--html", str(html))
+    load = mlxcel("bench", "serve", "--url", address, "--against", address, "--requests", "2", "--warmup", "0")
+    for ended in (speed, load):
+        assert ended.code == 0, ended.err
+        assert " to " not in ended.out
+        assert "least" not in ended.out
+        assert ended.out.endswith("\n")
+        assert not ended.out.endswith("\n\n")
+    assert "least" not in html.read_text("utf-8")
+    assert load.out.count("\n\n") == 2
 
 
 def test_a_server_that_answers_nothing_ends_with_1(mlxcel: Mlxcel, address: str, double: Double) -> None:
@@ -176,6 +269,23 @@ def test_nobody_there_is_an_error_with_a_hint(mlxcel: Mlxcel, tmp_path: Path) ->
         (["serve", "--against-key", "k"], "there is no --against"),
         (["tiny", "--batches", "1,x"], "--batches takes whole numbers"),
         (["tiny", "--prompts", "0"], "--prompts takes whole numbers"),
+        (["tiny", "--prompts", "9" * 5000], "--prompts takes whole numbers"),
+        (["tiny", "--batches", "5000"], "--batches takes whole numbers from 1 to 4096"),
+        (["serve", "--rate", "nan"], "--rate is a number of conversations a second"),
+        (["serve", "--rate", "1e-9"], "--rate is a number of conversations a second from 0.001"),
+        (["serve", "--rate", "1e9"], "--rate is a number of conversations a second"),
+        (["serve", "--timeout", "nan"], "'--timeout'"),
+        (["serve", "--timeout", "1e99"], "'--timeout'"),
+        (["serve", "--requests", "100000000"], "--requests"),
+        (["serve", "--words", "100000000"], "--words"),
+        (["serve", "--clients", "100000000"], "--clients"),
+        (["serve", "--repeats", "100000000"], "--repeats"),
+        (["serve", "--warmup", "100000000"], "--warmup"),
+        (["serve", "-n", "100000000"], "-n"),
+        (["serve", "--requests", "1000", "--words", "1000000"], "--requests and --words are more than"),
+        (["serve", "--slo", "x=1"], "--slo: 'x=1' is no objective"),
+        (["serve", "--slo", "ttft=nan"], "--slo: 'ttft=nan' is no objective"),
+        (["serve", "--slo", "ttft=1,ttft=2"], "--slo: 'ttft=2' is a second bound of ttft"),
     ],
     ids=str,
 )

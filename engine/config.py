@@ -37,18 +37,22 @@ class Setting:
     flag: bool = True
     choices: tuple[str, ...] = ()
 
-    def check(self, name: str, value: Any) -> None:
-        """Raise ConfigError when `value`, of the field `name`, is no choice, out of the bounds or no number."""
+    def check(self, name: str, value: Any, place: str = "") -> None:
+        """Raise ConfigError when `value`, of the field `name`, is no choice, out of the bounds or no number.
+
+        `place` is what the error calls it where that is not its name.
+        """
+        said = place or name
         if self.choices and value not in self.choices:
-            raise ConfigError(name, f"{name} must be one of {', '.join(self.choices)}, not {value}")
+            raise ConfigError(name, f"{said} must be one of {', '.join(self.choices)}, not {value}")
         if isinstance(value, (str, Path, tuple)):
             return
         if not math.isfinite(value):
-            raise ConfigError(name, f"{name} must be a finite number, not {value}")
+            raise ConfigError(name, f"{said} must be a finite number, not {value}")
         if self.minimum is not None and value < self.minimum:
-            raise ConfigError(name, f"{name} must be at least {self.minimum:g}, not {value:g}")
+            raise ConfigError(name, f"{said} must be at least {self.minimum:g}, not {value:g}")
         if self.maximum is not None and value > self.maximum:
-            raise ConfigError(name, f"{name} must be at most {self.maximum:g}, not {value:g}")
+            raise ConfigError(name, f"{said} must be at most {self.maximum:g}, not {value:g}")
 
 
 def setting(

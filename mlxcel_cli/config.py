@@ -362,7 +362,9 @@ def _of_file(said: Mapping[str, Any], path: Path) -> dict[str, Any]:
         if name == "model":
             values[name] = _typed(str, value, name, f"{key} in {path}")
         elif name in table():
-            values[name] = _typed(table()[name].kind, value, name, f"{key} in {path}")
+            row, place = table()[name], f"{key} in {path}"
+            values[name] = _typed(row.kind, value, name, place)
+            row.said.check(name, values[name], place)
         else:
             near = difflib.get_close_matches(name, [*table(), "model"], n=1)
             hint = f"did you mean {near[0].replace('_', '-')}?" if near else "names are those of serve's flags"
@@ -378,6 +380,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             row = rows[variable]
             if text:
                 values[row.name] = _parsed(row.kind, text, row.name, variable)
+                row.said.check(row.name, values[row.name], variable)
         elif variable.startswith(PREFIX) and variable not in OTHER_VARIABLES:
             near = difflib.get_close_matches(variable, [*rows, *OTHER_VARIABLES], n=1, cutoff=0.85)
             if near:

@@ -57,7 +57,7 @@ def ensure(reference: str, *, store: Store | None = None, progress: Progress | N
     """The folder of the checkpoint that `reference` names, made first where it does not exist yet.
 
     Raises ModelNotFound for a name that is none of the accepted forms, ModelIncomplete, UnsupportedModel,
-    FetchFailed, or ModelError when the store cannot be written.
+    FetchFailed, or ModelError for a path to what is no file (a pipe, a device) and a store that cannot be written.
     """
     store, progress = store or Store(), progress or silent
     if not reference.strip():
@@ -66,6 +66,8 @@ def ensure(reference: str, *, store: Store | None = None, progress: Progress | N
     if path is not None and path.is_dir():
         check_complete(path)
         return path
+    if path is not None and not path.is_file():
+        raise ModelError(f"{path} is neither a folder nor a file", hint=_accepted())
     if path is not None:
         return _import_file(path, store, progress)
     if (entry := store.find(reference)) is not None:

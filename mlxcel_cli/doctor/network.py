@@ -1,12 +1,16 @@
 """The port that `serve` would take, the proxies, and the model hub."""
 
+import re
 import socket
 from collections.abc import Iterator, Mapping
+from urllib.parse import urlsplit
 
-from mlxcel_cli import config
+from mlxcel_cli import config, render
 from mlxcel_cli.doctor.finding import Finding, State
 
 PATIENCE_S = 3.0
+PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
+PROXY_HINT = "write http://HOST:PORT, with NAME:PASSWORD@ before the host where it asks for them"
 LOCAL = ("localhost", "127.0.0.1")
 
 
@@ -35,6 +39,9 @@ def look_at_port(settings: config.Settings) -> Iterator[Finding]:
 def look_at_proxies(environment: Mapping[str, str] | None = None) -> Iterator[Finding]:
     """Which proxies are set, and whether clients would ask them for this machine."""
     found, without = config.proxies() if environment is None else config.proxies(environment)
+    for name in [name for name, url in found.items() if not _is_url(url)]:
+        del found[name]  # its text is not shown: where a password begins in it cannot be known
+        yield Finding("proxy", State.BROKEN, f"{name} is not the URL of a proxy", PROXY_HINT)
     if not found:
         yield Finding("proxy", State.OK, "none is set")
         return
@@ -52,8 +59,12 @@ def look_at_hub() -> Iterator[Finding]:
     import httpx2
     from huggingface_hub import constants
 
+    here = "models that are here load all the same"
     if constants.HF_HUB_OFFLINE:
-        yield Finding("hub", State.NOTE, "HF_HUB_OFFLINE keeps from it", "models that are here load all the same")
+        yield Finding("hub", State.NOTE, "HF_HUB_OFFLINE keeps from it", here)
+        return
+    if not all(_is_url(url) for url in config.proxies()[0].values()):
+        yield Finding("hub", State.WARNING, "it cannot be asked while the URL of a proxy is none", here)
         return
     try:
         answer = httpx2.get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=PATIENCE_S, follow_redirects=True)
@@ -61,8 +72,8 @@ def look_at_hub() -> Iterator[Finding]:
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
         fault = " ".join(str(error).split())[:200] or type(error).__name__
     if fault:
-        hint = "models that are here load all the same; HF_ENDPOINT and HTTPS_PROXY hold"
-        yield Finding("hub", State.WARNING, f"{_plain(constants.ENDPOINT)}: {fault}", hint)
+        hint = f"{here}; to fetch others, name a mirror with HF_ENDPOINT, or a proxy with HTTPS_PROXY"
+        yield Finding("hub", State.WARNING, f"{_plain(constants.ENDPOINT)}: {_plain(fault)}", hint)
     else:
         yield Finding("hub", State.OK, f"{_plain(constants.ENDPOINT)} answers")
 
@@ -73,12 +84,21 @@ def _who(address: str) -> str:
 
     try:
         listing = httpx2.get(f"{address}/v1/models", timeout=PATIENCE_S, trust_env=False).json()
-        return str(listing["data"][0]["id"])
+        return render.harmless(str(listing["data"][0]["id"]))
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError):
         return ""
 
 
-def _plain(url: str) -> str:
-    """`url` without the password in it."""
-    scheme, slashes, rest = url.rpartition("://")
-    return f"{scheme}{slashes}***@{rest.rpartition('@')[2]}" if "@" in rest else url
+def _is_url(proxy: str) -> bool:
+    """Whether clients can read the value of a proxy variable; without a scheme it is http's."""
+    try:
+        url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        whole = bool(url.hostname) and url.port != 0 and "@" not in url.path + url.query + url.fragment
+        return whole and url.scheme in PROXY_SCHEMES
+    except ValueError:
+        return False
+
+
+def _plain(text: str) -> str:
+    """`text`, a URL or what holds some, without names and passwords in it."""
+    return re.sub(r"[^\s/'\"]+@", "***@", text)

@@ -133,9 +133,12 @@ def test_what_may_be_left_open_has_a_flag_for_yes_and_one_for_no():
 
 
 def test_bounds_are_the_dataclasses_own(write):
-    settings = settle(environment={"MLXCEL_TOP_P": "2"})
     with pytest.raises(ConfigError, match="top_p must be at most 1"):
-        settings.engine(Path("m"))
+        settle({"top_p": 2.0}).engine(Path("m"))
+    with pytest.raises(ConfigError, match="MLXCEL_TOP_P must be at most 1"):
+        settle(environment={"MLXCEL_TOP_P": "2"})
+    with pytest.raises(ConfigError, match=r"port in .* must be at most 65535"):
+        settle(file=write("port = 99999999"))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

@@ -1,6 +1,7 @@
 """`mlxcel doctor` as a whole: lines with hints, JSON, the exit code."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,30 @@ def test_a_config_file_that_is_no_toml_is_broken(mlxcel: Mlxcel, tmp_path: Path)
     ended = mlxcel("doctor", "--offline", "--config", str(file))
     assert ended.code == 1
     assert "is not TOML" in ended.out
+
+
+@pytest.mark.parametrize("key", ["port = 99999999", "parallel = -7", "stall-timeout = nan", 'log-level = "loud"'])
+def test_a_setting_out_of_its_bounds_is_found_by_file_and_name(mlxcel: Mlxcel, tmp_path: Path, key: str) -> None:
+    file = tmp_path / "it.toml"
+    file.write_text(key)
+    ended = mlxcel("doctor", "--offline", "--config", str(file))
+    assert ended.code == 1
+    (line,) = [line for line in ended.out.splitlines() if line.startswith("broken")]
+    assert f"{key.split()[0]} in {file} must be " in line
+
+
+def test_a_variable_out_of_its_bounds_is_found(mlxcel: Mlxcel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLXCEL_PORT", "99999999")
+    ended = mlxcel("doctor", "--offline")
+    assert ended.code == 1
+    assert "MLXCEL_PORT must be at most 65535, not " in ended.out
+
+
+def test_a_pipe_in_place_of_a_model_is_found_at_once(mlxcel: Mlxcel, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    ended = mlxcel("doctor", str(tmp_path / "pipe"), "--offline")
+    assert ended.code == 1
+    lines = ended.out.splitlines()
+    (place,) = [i for i, line in enumerate(lines) if line.startswith("broken")]
+    assert lines[place].endswith(f"{tmp_path / 'pipe'} is neither a folder nor a file")
+    assert lines[place + 1].strip().startswith("hint: ")

@@ -2,12 +2,14 @@
 
 import socket
 
+import httpx2
 import pytest
 from huggingface_hub import constants
 
 from mlxcel_cli import config
 from mlxcel_cli.doctor import network
 from mlxcel_cli.doctor.finding import State
+from tests.cli.double import Double
 
 
 def port_of(address: str) -> int:
@@ -66,10 +68,62 @@ def test_proxies_that_would_take_this_machine_are_warned_of(environment, state):
     assert bool(finding.hint) == (state is State.WARNING)
 
 
-def test_a_proxys_password_is_not_shown():
-    (finding,) = network.look_at_proxies({"HTTPS_PROXY": "http://me:secret@proxy:1"})
-    assert "secret" not in finding.said
-    assert "proxy:1" in finding.said
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@proxy:1",
+        "http://me:secret@at@proxy:1",
+        "http://me:sec@ret://x@proxy:1",
+        "me:secret@proxy:1",
+        "socks5://secret@proxy:1",
+    ],
+)
+def test_a_proxys_password_is_not_shown(url: str):
+    for finding in network.look_at_proxies({"HTTPS_PROXY": url}):
+        assert "secret" not in finding.said + finding.hint
+        assert "ret:" not in finding.said
+        assert "proxy:1" in finding.said or finding.state is State.BROKEN
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1",
+        "http://secret@[::1",
+        "http://me:secret",
+        "http://proxy:99999",
+        "foo://secret@proxy:1",
+        "http://",
+    ],
+)
+def test_what_is_no_url_of_a_proxy_is_broken_and_not_shown(url: str, monkeypatch: pytest.MonkeyPatch):
+    broken, rest = network.look_at_proxies({"HTTPS_PROXY": url})
+    assert (broken.state, broken.said) == (State.BROKEN, "HTTPS_PROXY is not the URL of a proxy")
+    assert "http://HOST:PORT" in broken.hint
+    assert (rest.state, rest.said) == (State.OK, "none is set")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HTTPS_PROXY", url)
+    (hub,) = network.look_at_hub()
+    assert hub.state is State.WARNING
+    assert "secret" not in hub.said + hub.hint
+
+
+def test_a_password_in_what_the_hubs_client_says_is_not_shown(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+    def fails(*args: object, **given: object) -> None:
+        raise httpx2.ConnectError("no way through http://me:secret@proxy:1 today")
+
+    monkeypatch.setattr(httpx2, "get", fails)
+    (hub,) = network.look_at_hub()
+    assert hub.said.endswith(": no way through http://***@proxy:1 today")
+    assert "name a mirror with HF_ENDPOINT, or a proxy with HTTPS_PROXY" in hub.hint
+
+
+def test_the_name_of_a_served_model_moves_no_cursor(address: str, double: Double):
+    double.listed = [{"id": "a\x1b[2Jb"}]
+    (finding,) = network.look_at_port(settings(port_of(address)))
+    assert finding.said.startswith(r"a\x1b[2Jb is served at")
 
 
 def test_a_hub_that_refuses_or_is_gone_is_warned_of(address: str, monkeypatch: pytest.MonkeyPatch):

@@ -365,3 +365,10 @@ def test_folders_that_go_while_bytes_are_counted_are_passed_over(
 
     monkeypatch.setattr(os, "scandir", vanishing)
     assert pulling._folder_bytes(tmp_path) == 4
+
+
+def test_a_pipe_or_device_is_refused_by_name(world: World, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ModelError, match=f"{path} is neither a folder nor a file"):
+            ensure(str(path), store=world.store)

@@ -19,7 +19,7 @@ MAX_NAME = 1024
 MAX_ECHOED = 100  # characters of a body's names that errors repeat
 
 # Sent by clients as a matter of course, and about nothing that this server does.
-MEANINGLESS = frozenset({"store", "metadata", "service_tier", "safety_identifier"})
+MEANINGLESS = frozenset({"store", "metadata", "client_metadata", "service_tier", "safety_identifier"})
 
 Name = Annotated[str, Meta(max_length=MAX_NAME)]
 Body = TypeVar("Body", bound=msgspec.Struct)

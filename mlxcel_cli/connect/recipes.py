@@ -23,6 +23,11 @@ def _exports(**values: str) -> list[str]:
     ]
 
 
+def _shell_key(to: Endpoint) -> str:
+    """The key as a word of a command."""
+    return f'"{to.shell_key}"' if to.needs_key else to.shell_key
+
+
 def _curl(to: Endpoint) -> Sequence[str]:
     body = {"model": to.model, "messages": [{"role": "user", "content": "Hello"}]}
     key = [f'  -H "Authorization: Bearer ${KEY_VARIABLE}" \\'] if to.needs_key else []
@@ -42,20 +47,27 @@ def _asked_for(to: Endpoint) -> str:
     return f"# in Python and JavaScript the SDK reads both; ask for model={json.dumps(to.model)}"
 
 
-CLAUDE_MODELS = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
+def _claude_environment(to: Endpoint) -> dict[str, str]:
+    """Everything but the key. Without the last two it sends fields that only Anthropic's own models know."""
+    return {
+        "ANTHROPIC_BASE_URL": to.root,
+        "ANTHROPIC_MODEL": to.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": to.model,
+        "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS": "1",
+        "CLAUDE_CODE_EFFORT_LEVEL": "auto",
+    }
 
 
 def _claude(to: Endpoint) -> Sequence[str]:
-    models = dict.fromkeys(CLAUDE_MODELS, to.model)
     return [
         "# or, for one shell:",
-        *_exports(ANTHROPIC_BASE_URL=to.root, ANTHROPIC_AUTH_TOKEN=to.shell_key, **models),
+        *_exports(ANTHROPIC_AUTH_TOKEN=to.shell_key, **_claude_environment(to)),
         "claude",
     ]
 
 
 def _claude_file(to: Endpoint) -> Content:
-    environment = {"ANTHROPIC_BASE_URL": to.root, **dict.fromkeys(CLAUDE_MODELS, to.model)}
+    environment = _claude_environment(to)
     if to.needs_key:
         return {"apiKeyHelper": f"printenv {KEY_VARIABLE}", "env": environment}
     return {"env": {**environment, "ANTHROPIC_AUTH_TOKEN": "unused"}}
@@ -68,7 +80,9 @@ def _codex_file(to: Endpoint) -> Content:
     return {
         "model": to.model,
         "model_provider": PROVIDER,
+        "web_search": "disabled",  # it and agents of agents are tools that only OpenAI's server runs
         **({"model_context_window": to.context_tokens} if to.context_tokens else {}),
+        "agents": {"enabled": False},
         "model_providers": {PROVIDER: provider},
     }
 
@@ -130,6 +144,7 @@ def _zed(to: Endpoint) -> Sequence[str]:
 
 def _cline(to: Endpoint) -> Sequence[str]:
     key = f"the value of {KEY_VARIABLE}" if to.needs_key else "unused"
+    address, model = shlex.quote(to.api), shlex.quote(to.model)
     return [
         "In Cline's settings:",
         "  API Provider  OpenAI Compatible",
@@ -137,6 +152,8 @@ def _cline(to: Endpoint) -> Sequence[str]:
         f"  API Key       {key}",
         f"  Model ID      {to.model}",
         *([f"  Context       {to.context_tokens} tokens"] if to.context_tokens else []),
+        "or, for its command line:",
+        f"  cline auth -p openai-compatible -b {address} -m {model} -k {_shell_key(to)}",
     ]
 
 
@@ -189,10 +206,15 @@ RECIPES = (
             "https://docs.continue.dev/customize/model-providers/top-level/openai",
             _continue,
         ),
-        File(lambda: Path.home() / ".continue/config.yaml", Kind.YAML, _continue_file),
+        File(
+            lambda: Path.home() / ".continue/config.yaml",
+            Kind.YAML,
+            _continue_file,
+            beginning={"name": "Local", "version": "1.0.0", "schema": "v1"},
+        ),
     ),
     Recipe(
-        *("open-webui", "Open WebUI", "https://docs.openwebui.com/features/openai", _open_webui),
+        *("open-webui", "Open WebUI", "https://docs.openwebui.com/reference/env-configuration", _open_webui),
         instead="Open WebUI keeps connections in a database of its own",
     ),
     Recipe(
@@ -202,7 +224,7 @@ RECIPES = (
         File(lambda: Path("librechat.yaml"), Kind.YAML, _librechat_file, is_made=False),
     ),
     Recipe(
-        *("zed", "Zed", "https://zed.dev/docs/ai/llm-providers#openai-api-compatible", _zed),
+        *("zed", "Zed", "https://zed.dev/docs/ai/use-api-access#openai-compatible", _zed),
         File(lambda: config.config_home() / "zed/settings.json", Kind.JSON, _zed_file),
     ),
     Recipe(

@@ -126,11 +126,30 @@ def test_a_config_with_other_models_gets_one_more(mlxcel: Mlxcel, address: str, 
     assert "# good" in path.read_text()
 
 
+def test_a_new_config_of_continue_has_what_continue_requires(mlxcel: Mlxcel, address: str, home: Path) -> None:
+    assert mlxcel("connect", "continue", "--server", address, "--write", "--yes").code == 0
+    found = yaml.safe_load((home / ".continue/config.yaml").read_text())
+    assert {"name", "version", "schema", "models"} == set(found)
+
+
+def test_claude_code_is_told_to_send_what_any_model_knows(mlxcel: Mlxcel, address: str, home: Path) -> None:
+    assert mlxcel("connect", "claude", "--server", address, "--write", "--yes").code == 0
+    environment = json.loads((home / ".claude/settings.json").read_text())["env"]
+    assert environment["CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS"] == "1"
+    assert environment["CLAUDE_CODE_EFFORT_LEVEL"] == "auto"
+
+
 def test_a_profile_of_codex_is_whole(mlxcel: Mlxcel, address: str, home: Path) -> None:
     assert mlxcel("connect", "codex", "--server", address, "--write", "--yes").code == 0
     found = tomllib.loads((home / ".codex/mlxcel.config.toml").read_text())
     provider = {"name": "mlxcel", "base_url": f"{address}/v1", "wire_api": "responses"}
-    assert found == {"model": "double", "model_provider": "mlxcel", "model_providers": {"mlxcel": provider}}
+    assert found == {
+        "model": "double",
+        "model_provider": "mlxcel",
+        "web_search": "disabled",
+        "agents": {"enabled": False},
+        "model_providers": {"mlxcel": provider},
+    }
 
 
 def test_a_file_that_cannot_be_added_to_is_left_with_a_hint(mlxcel: Mlxcel, address: str, home: Path) -> None:

@@ -20,6 +20,7 @@ from tests.templates import PLAIN, THINKING, THINKS_ITSELF, checkpoint
 pytestmark = pytest.mark.anyio
 
 HI: dict[str, Any] = {"input": "hi"}
+HI_ITEMS = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
 TOOLS = [
     {
         "type": "function",
@@ -120,6 +121,23 @@ async def test_text_and_why_it_ended(tiny: Path) -> None:
     assert (cut["status"], cut["output"][0]["status"]) == ("incomplete", "incomplete")
     assert cut["incomplete_details"] == {"reason": "max_output_tokens"}
     assert again["usage"]["input_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_what_codex_sends_with_every_request_is_answered(tiny: Path) -> None:
+    said = [{"type": "input_text", "text": "Be brief."}]
+    body = {
+        "input": [{"type": "message", "id": "msg_1", "role": "developer", "content": said}, *HI_ITEMS],
+        "tools": TOOLS,
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "01a22b58",
+        "client_metadata": {"session_id": "01a22b58", "turn_id": "01a22b59"},
+    }
+    async with served(tiny, sampler=script("Hello there"), seed=0) as service:
+        assert (await answered(service, body))["status"] == "completed"
 
 
 async def test_thoughts_text_and_calls_are_items(tmp_path: Path) -> None:

@@ -39,13 +39,15 @@ def look_at_port(settings: config.Settings) -> Iterator[Finding]:
 def look_at_proxies(environment: Mapping[str, str] | None = None) -> Iterator[Finding]:
     """Which proxies are set, and whether clients would ask them for this machine."""
     found, without = config.proxies() if environment is None else config.proxies(environment)
-    for name in [name for name, url in found.items() if not _is_url(url)]:
-        del found[name]  # its text is not shown: where a password begins in it cannot be known
-        yield Finding("proxy", State.BROKEN, f"{name} is not the URL of a proxy", PROXY_HINT)
     if not found:
         yield Finding("proxy", State.OK, "none is set")
         return
-    said = ", ".join(f"{name}={_plain(url)}" for name, url in found.items())
+    known = {name: url for name, url in found.items() if _is_url(url)}
+    for name in sorted(found.keys() - known.keys()):  # not shown: where a password begins in it cannot be known
+        yield Finding("proxy", State.BROKEN, f"{name} is not the URL of a proxy", PROXY_HINT)
+    if not known:
+        return
+    said = ", ".join(f"{name}={_plain(url)}" for name, url in known.items())
     spared = {host.strip().lower() for host in without.split(",")}
     if "*" in spared or all(host in spared for host in LOCAL):
         yield Finding("proxy", State.OK, said)
@@ -64,7 +66,7 @@ def look_at_hub() -> Iterator[Finding]:
         yield Finding("hub", State.NOTE, "HF_HUB_OFFLINE keeps from it", here)
         return
     if not all(_is_url(url) for url in config.proxies()[0].values()):
-        yield Finding("hub", State.WARNING, "it cannot be asked while the URL of a proxy is none", here)
+        yield Finding("hub", State.WARNING, "it is not asked: the URL of a proxy is none", here)
         return
     try:
         answer = httpx2.get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=PATIENCE_S, follow_redirects=True)

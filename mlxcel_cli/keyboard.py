@@ -1,6 +1,8 @@
 """Messages typed at a terminal. prompt_toolkit is known here and in `completer`."""
 
+import asyncio
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,8 +117,31 @@ def kept_history(path: Path, *, warn: Callable[[str], None]) -> History:
     """The history in the file at `path`, which only its owner may read; one in memory where that cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)) as file:
+            is_file = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
     except OSError as error:
         warn(f"history is not kept: {error}")
         return InMemoryHistory()
-    return FileHistory(str(path))
+    if not is_file:
+        warn(f"history is not kept: {path} is no file that ends")
+        return InMemoryHistory()
+    return _Kept(path, warn)
+
+
+class _Kept(FileHistory):
+    """A history that goes on in memory when its file cannot be written any more."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        super().__init__(str(path))
+        self._warn = warn
+        self._fails = False
+
+    def store_string(self, string: str) -> None:
+        if self._fails:
+            return
+        try:
+            super().store_string(string)
+        except OSError as error:
+            self._fails = True
+            # The line that is being sent is still to be drawn.
+            asyncio.get_running_loop().call_soon(self._warn, f"history is not kept any more: {error}")

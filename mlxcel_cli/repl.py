@@ -135,7 +135,8 @@ class Repl:
         except UserError as problem:
             if not self._kept.is_kept(self._conversation.messages):
                 self._kept = None
-                problem = UserError(f"this chat is not kept any more: {problem}", hint=problem.hint)
+                said = f"this chat is not kept any more: {problem}"
+                problem = UserError(said, hint="/save FILE writes it elsewhere")
             render.failure(problem)
 
     async def _help(self, _: str) -> None:

@@ -74,6 +74,24 @@ def test_a_pipe_is_read_only_where_that_may_take_a_while(tmp_path):
     writing.join()
 
 
+def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SILENCE_S", 0)
+    told = threading.Event()
+    said: list[str] = []
+    monkeypatch.setattr(files.render, "note", lambda text: (said.append(text), told.set()))
+    os.mkfifo(tmp_path / "pipe")
+
+    def write() -> None:
+        told.wait()
+        (tmp_path / "pipe").write_text("piped\n")
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    assert files.quote(str(tmp_path / "pipe"), may_wait=True).text == "piped\n"
+    writing.join()
+    assert said == [f"waiting for what {tmp_path / 'pipe'} gives"]
+
+
 def test_a_prompt_comes_behind_its_files():
     assert files.before("Why?", [Quote("a", "x"), Quote("b", "y")]) == "a:\n```\nx\n```\n\nb:\n```\ny\n```\n\nWhy?"
     assert files.before("", [Quote("a", "x")]) == "a:\n```\nx\n```"

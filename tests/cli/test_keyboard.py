@@ -1,5 +1,6 @@
 """What keys make of a message. Pastes are in tests/replay/test_100_paste."""
 
+import os
 import stat
 
 import pytest
@@ -59,6 +60,26 @@ async def test_history_that_cannot_be_kept_is_said(tmp_path):
     warned: list[str] = []
     assert await typed("one\r", 1, kept_history(tmp_path / "file" / "history", warn=warned.append)) == ["one"]
     assert "history is not kept" in warned[0]
+
+
+async def test_a_history_that_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "history")
+    warned: list[str] = []
+    assert await typed("one\r", 1, kept_history(tmp_path / "history", warn=warned.append)) == ["one"]
+    assert warned == [f"history is not kept: {tmp_path / 'history'} is no file that ends"]
+
+
+async def test_a_history_that_cannot_be_kept_any_more_says_so_once_and_goes_on(tmp_path):
+    path = tmp_path / "history"
+    warned: list[str] = []
+    history = kept_history(path, warn=warned.append)
+    assert await typed("one\r", 1, history) == ["one"]
+    path.unlink()
+    path.mkdir()
+    assert await typed("two\rthree\r", 2, history) == ["two", "three"]
+    assert await typed(f"{UP}{UP}\r", 1, history) == ["two"]
+    assert len(warned) == 1
+    assert "history is not kept any more: " in warned[0]
 
 
 async def test_alt_enter_begins_a_new_line_and_enter_sends():

@@ -420,12 +420,35 @@ async def test_a_loaded_conversation_is_another_chat(tmp_path):
 
 async def test_a_chat_that_cannot_be_kept_says_so_once_and_goes_on(tmp_path, capsys):
     (tmp_path / "file").write_text("")
+    (tmp_path / "link.json").symlink_to("nothing")
+    saved = tmp_path / "saved.json"
+    places = ((tmp_path / "file" / "sessions", None, "cannot be made"), (tmp_path, "link", "is a link to a file"))
+    for folder, name, why in places:
+        double = Double()
+        await chat(double, "one", "two", f"/save {saved}", kept=chats.kept(folder, name))
+        assert [len(turns) for turns in asked(double)] == [1, 3]
+        error, hint, last = capsys.readouterr().err.splitlines()
+        assert error.startswith("error: this chat is not kept any more: ")
+        assert why in error
+        assert hint == "hint: /save FILE writes it elsewhere"
+        assert last == f"(saved to {saved})"
+        assert len(transcript.read(saved)) == 4
+        saved.unlink()
+
+
+async def test_a_chat_whose_file_cannot_be_looked_at_goes_on(tmp_path, capsys):
     double = Double()
-    await chat(double, "one", "two", kept=chats.kept(tmp_path / "file" / "sessions", None))
-    assert len(double.asked) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: this chat is not kept any more: ")
-    assert said.count("\n") == 1
+    kept = chats.kept(tmp_path, "work")
+
+    def answer(body) -> list[str]:
+        (tmp_path / "work.json").unlink(missing_ok=True)
+        (tmp_path / "work.json").symlink_to("work.json")
+        return ["Hello"]
+
+    double.answer = answer
+    await chat(double, "one", "two", kept=kept)
+    assert len(asked(double)[1]) == 3
+    assert "error: this chat is not kept any more: " in capsys.readouterr().err
 
 
 async def test_save_overwrites_nothing_but_its_own(tmp_path, capsys):

@@ -133,11 +133,12 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
 
 async def _converse(talk: Talk) -> bool:
     async with _client(talk) as client:
+        # Also where nothing will be asked: a server that does not answer is an error.
+        names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
         if sys.stdin is None:
             return True
         if not render.is_terminal(sys.stdin):
             return await _repl(talk, client, Piped(sys.stdin.fileno()), View(talk.reasoning or "hide")).run()
-        names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
         name = ", ".join(names)
         render.note(f"{name}: /help lists the commands, Ctrl-D leaves")
         shown = View(talk.reasoning or "fold", markdown=True)

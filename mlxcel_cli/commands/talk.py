@@ -356,6 +356,7 @@ def _schema_format(file: Path) -> dict[str, Any]:
     """The response format that holds an answer to the schema in `file`. Raises UserError."""
     try:
         schema = json.loads(file.read_text("utf-8"))
+        json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()  # Python reads more than JSON has
     except OSError as error:
         raise UserError(f"the JSON schema {file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

@@ -189,7 +189,10 @@ def test_a_schema_is_sent_as_it_is_written(command, double, address, mlxcel, tmp
     assert list(asked["json_schema"]["schema"]["properties"]) == ["z", "é"]
 
 
-@pytest.mark.parametrize("written", [None, b"{", b"[]", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "written",
+    [None, b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}', b'"\\ud83d"'],
+)
 def test_a_schema_that_is_none_ends_the_command_before_a_model_is_loaded(written, mlxcel, tmp_path):
     file = tmp_path / "schema.json"
     if written is not None:
@@ -251,6 +254,17 @@ def test_a_model_that_cannot_load_ends_the_command(command, tmp_path, mlxcel):
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.count("error: ") == 1
     assert "nonsense" in ended.err
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n", b"hi\n", None])
+def test_a_chat_with_nobody_ends_with_1(stdin, mlxcel):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    ended = mlxcel("chat", "--server", address, stdin=stdin)
+    asked_once = mlxcel("run", "--server", address, "-p", "hi", stdin=stdin)
+    assert (ended.code, ended.err) == (asked_once.code, asked_once.err)
+    assert ended.code == 1
+    assert ended.err.startswith(f"error: no server answers at {address}\nhint: ")
 
 
 def test_a_chat_without_a_stdin_ends(address, mlxcel):

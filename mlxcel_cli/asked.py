@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from mlxcel_cli import config
+from mlxcel_cli import config, unicode
 
 FIELDS = {"temp": "temperature"} | {name: name for name in ("top_p", "top_k", "min_p", "repeat_penalty", "seed")}
 NAMES = {**FIELDS, "max_tokens": "max_tokens", "stop": "stop"}
@@ -88,4 +88,5 @@ def _unquoted(text: str) -> str:
     assert isinstance(value, str), "JSON that begins with a quote is a string"
     if not value:
         raise ConfigError("stop", "stop: an empty text would end every answer before it begins")
+    unicode.demand(value, "stop")
     return value

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UserError
-from mlxcel_cli import render
+from mlxcel_cli import render, unicode
 
 MOST_BYTES = 1_000_000
 SILENCE_S = 1.0
@@ -40,7 +40,7 @@ def quote(name: str, *, may_wait: bool = False) -> Quote:
 
     Raises UserError naming a file that is missing, no file, empty, too large or not text.
     """
-    return Quote(name, _text(path_of(name), name, may_wait=may_wait))
+    return Quote(unicode.repaired(name), _text(path_of(name), name, may_wait=may_wait))
 
 
 def before(prompt: str, quotes: Iterable[Quote]) -> str:

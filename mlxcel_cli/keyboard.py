@@ -8,15 +8,17 @@ from pathlib import Path
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
+from prompt_toolkit.document import Document
 from prompt_toolkit.enums import DEFAULT_BUFFER
 from prompt_toolkit.filters import Condition, has_focus
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth, Output, create_output
 from prompt_toolkit.styles import Style
+from prompt_toolkit.validation import ValidationError, Validator
 
-from mlxcel_cli import config, render
-from mlxcel_cli.completer import SlashCompleter
+from mlxcel_cli import config, render, unicode
+from mlxcel_cli.completer import NAME_FILES, SlashCompleter
 from mlxcel_cli.lines import CONTINUED, PROMPT, is_open, unquoted
 
 HOW_TO_LEAVE = "(/bye or Ctrl-D leaves)"
@@ -52,6 +54,8 @@ class Keyboard:
             complete_while_typing=Condition(_is_command),
             enable_history_search=Condition(lambda: not _is_command()),
             key_bindings=_keys(),
+            validator=_Whole(),
+            validate_while_typing=False,
             style=STYLE,
             color_depth=None if config.wants_colour() else ColorDepth.DEPTH_1_BIT,
             output=self._output,
@@ -81,6 +85,17 @@ class Keyboard:
             self._output.write(f"{prompt}{line}\n")
         self._output.write(f"{CONTINUED}({size} in all)\n")
         self._output.flush()
+
+
+class _Whole(Validator):
+    """Keeps a message that is no text from being sent: it stays on the line, the cursor where the fault is.
+
+    Names of files may be any bytes.
+    """
+
+    def validate(self, document: Document) -> None:
+        if not document.text.startswith(NAME_FILES) and (fault := unicode.fault(document.text)) is not None:
+            raise ValidationError(fault[0], f"this is not UTF-8 text: {fault[1]}; take it out, or type it anew")
 
 
 def is_long(text: str) -> bool:

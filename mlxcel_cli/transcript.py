@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
-from mlxcel_cli import files
+from mlxcel_cli import files, unicode
 
 Message = dict[str, str]
 
@@ -64,6 +64,7 @@ def read(path: Path) -> list[Message]:
     for number, (message, role) in enumerate(zip(messages, roles, strict=False), 1):
         if _role(message) != role:
             raise UserError(f"{path} holds no conversation: message {number} should be a text of the {role}'s")
+        unicode.demand(message["content"], f"{path} holds no conversation: message {number}")
     if messages and messages[-1]["role"] == "user":
         raise UserError(f"{path} holds no conversation: its last question has no answer")
     return messages

@@ -63,6 +63,13 @@ def test_what_is_no_file_is_refused_by_name(name, problem):
     assert str(raised.value).startswith(problem)
 
 
+def test_a_name_that_is_no_text_is_part_of_a_prompt_as_far_as_it_is(tmp_path):
+    name = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
+    with open(name, "w") as file:
+        file.write("x")
+    assert str(files.quote(name)) == f"{tmp_path}/caf\ufffd:\n```\nx\n```"
+
+
 def test_a_pipe_is_read_only_where_that_may_take_a_while(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     name = str(tmp_path / "pipe")

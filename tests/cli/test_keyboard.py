@@ -14,6 +14,7 @@ from mlxcel_cli.keyboard import HOW_TO_LEAVE, Keyboard, is_long, kept_history
 pytestmark = pytest.mark.anyio
 
 UP, CTRL_C, CTRL_D, CTRL_R, ALT_ENTER = "\x1b[A", "\x03", "\x04", "\x12", "\x1b\r"
+DELETE = b"\x1b[3~"
 
 
 async def typed(keys: str, num_messages: int, history=None) -> list[str | None]:
@@ -92,6 +93,15 @@ async def test_the_history_is_searched_by_prefix_and_by_any_part():
     for keys, found in (("s", said[1]), ("first", said[2]), (f"first{UP}", said[0])):
         assert await typed(f"{keys}{UP}\r", 1, InMemoryHistory(said)) == [found]
     assert await typed(f"{CTRL_R}two\r\r", 1, InMemoryHistory(said)) == ["second two"]
+
+
+async def test_what_is_no_text_is_not_sent_until_it_is_mended():
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        keyboard = Keyboard(InMemoryHistory(), DummyOutput())
+        pipe.send_bytes(b"caf\xe9 x\r" + DELETE + "é\r".encode())
+        assert await keyboard.read() == "café x"
+        pipe.send_bytes(b"/file caf\xe9\r")
+        assert await keyboard.read() == "/file caf\udce9"
 
 
 async def test_the_history_holds_long_messages_whole(tmp_path):

@@ -180,6 +180,13 @@ async def test_a_model_without_a_template_is_given_the_plain_transcript_and_that
     assert double.warned == [NO_TEMPLATE]
 
 
+async def test_halves_of_characters_in_an_answer_do_not_keep_the_chat_from_going_on(tmp_path):
+    double = Double(answer=lambda body: ["a\ud83d", "\ude00b\ud83d"])
+    assert await chat(double, "one", "two", kept=chats.kept(tmp_path, "work"))
+    assert asked(double)[1][1] == ("assistant", "a\U0001f600b\ufffd")
+    assert len(transcript.read(tmp_path / "work.json")) == 4
+
+
 async def test_an_answer_that_was_cut_says_so(capsys):
     double = Double(finish_reason="length")
     await chat(double, "one", fields={"max_tokens": 2})
@@ -268,6 +275,7 @@ async def test_set_alone_shows_every_field(capsys):
         ("max_tokens -2", "max_tokens must be at least -1, not -2"),
         ("max_tokens many", "max_tokens must be a whole number, not 'many'"),
         ('stop ""', "stop: an empty text would end every answer before it begins"),
+        ('stop "\\ud83d"', "stop is not UTF-8 text: half of a character, \\ud83d, at 0"),
         ('stop "a', 'stop: "a is not closed or has an escape that JSON does not know'),
     ],
 )

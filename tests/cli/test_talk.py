@@ -173,6 +173,14 @@ def test_what_a_person_can_mend_is_one_line_and_a_hint(arguments, code, error, m
     assert second.startswith("hint: ")
 
 
+@pytest.mark.parametrize("flag", ["-p", "-s", "--stop", "--param"])
+def test_an_argument_that_is_no_text_is_wrong_usage(flag, mlxcel):
+    ended = mlxcel("run", "-p", "hi", flag, "a=\udcff")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"'{flag}'" in ended.err
+    assert "it is not UTF-8 text: byte 0xff at 2\n" in ended.err
+
+
 def test_a_flag_that_is_to_arrive_is_known(mlxcel):
     assert "hint: --log-level has not arrived" in mlxcel("run", "--log-level", "x").err
 
@@ -191,7 +199,10 @@ def test_a_schema_is_sent_as_it_is_written(command, double, address, mlxcel, tmp
 
 @pytest.mark.parametrize(
     "written",
-    [None, b"{", b"[]", b"\xff", b"[" * 100_000, b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}', b'"\\ud83d"'],
+    [
+        *(None, b"{", b"[]", b"\xff", b"[" * 100_000),
+        *(b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}', b'{"a": "\\ud83d"}'),
+    ],
 )
 def test_a_schema_that_is_none_ends_the_command_before_a_model_is_loaded(written, mlxcel, tmp_path):
     file = tmp_path / "schema.json"

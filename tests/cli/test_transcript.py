@@ -63,6 +63,8 @@ def said(*messages) -> str:
         (said({"role": "user", "content": None}), "message 1 should be a text of the user's"),
         (said({**TURN[0], "name": "x"}, TURN[1]), "message 1 should be a text of the user's"),
         (said(TURN[0]), "its last question has no answer"),
+        (said(TURN[0], {**TURN[1], "content": "a\ud83d"}), "message 2 is not UTF-8 text: half of a character, "),
+        (said({**SYSTEM, "content": "\udcff"}), "message 1 is not UTF-8 text: byte 0xff at 0"),
     ],
 )
 def test_a_file_that_holds_something_else(text, error, tmp_path):

@@ -14,6 +14,7 @@ from mlxcel_cli import render, unicode
 MOST_BYTES = 1_000_000
 SILENCE_S = 1.0
 BACKTICKS = re.compile(r"`{3,}")
+QUOTED = re.compile(r"(?P<name>[^\n]+):\n(?P<marks>`{3,})\n.*?\n(?P=marks)(?:\n\n|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,15 @@ def quote(name: str, *, may_wait: bool = False) -> Quote:
 def before(prompt: str, quotes: Iterable[Quote]) -> str:
     """A prompt behind the files that it is about."""
     return "\n\n".join([*map(str, quotes), *([prompt] if prompt else [])])
+
+
+def parted(text: str) -> tuple[list[str], str]:
+    """What `before` put together: the names of the files, and the prompt behind them."""
+    names = []
+    while (quoted := QUOTED.match(text)) is not None:
+        names.append(quoted["name"])
+        text = text[quoted.end() :]
+    return names, text
 
 
 def path_of(name: str) -> Path:

@@ -43,6 +43,8 @@ class Keyboard:
     `output`: by default the terminal behind stdout, else the one behind stderr.
     """
 
+    edits = True
+
     def __init__(self, history: History, output: Output | None = None) -> None:
         self._output = output or create_output(always_prefer_tty=True)
         self._session: PromptSession[str] = PromptSession(

@@ -31,9 +31,10 @@ GRACE_S = 0.5
 class Talk:
     """What was asked for: `where` is a server to start in this process, or the address of one.
 
-    `model` is the name to send, or None; `asked` are fields of the request, only those that were given. `key` is
-    shown to a server elsewhere. `reasoning` is what becomes of it, None: folded in a chat and hidden elsewhere.
-    `kept` is the chat that is gone on with, if any; `keeps` whether a chat at a terminal is kept unasked.
+    `model` is the name to send, or None; `asked` are fields of the request, only those that were given, and
+    `bounded_by` is what gave `max_tokens`, if any. `key` is shown to a server elsewhere. `reasoning` is what
+    becomes of it, None: folded in a chat and hidden elsewhere. `kept` is the chat that is gone on with, if any;
+    `keeps` whether a chat at a terminal is kept unasked.
     """
 
     where: ServerConfig | str
@@ -42,6 +43,7 @@ class Talk:
     system: str | None = None
     stats: bool = False
     reasoning: str | None = None
+    bounded_by: str = "--max-tokens"
     kept: Kept | None = None
     keeps: bool = True
     key: str = field(default="", repr=False)
@@ -121,7 +123,7 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
                 client.complete(text, talk.asked) if raw else conversation.ask(text),
                 View(talk.reasoning or "hide"),
             )
-            answer.remark(shown, talk.max_tokens, with_stats=talk.stats)
+            answer.remark(shown, talk.max_tokens, by=talk.bounded_by, with_stats=talk.stats)
             if talk.kept is not None:
                 talk.kept.write(conversation.messages)
     if "response_format" in talk.asked and shown.end.finish_reason == "length":
@@ -164,7 +166,8 @@ def _repl(talk: Talk, client: Client, lines: Lines, shown: View, *, name: str = 
     if kept is None and talk.keeps and render.is_terminal(sys.stdin):
         kept = chats.kept(config.sessions_dir(), None)
     view = dataclasses.replace(shown, stats=talk.stats)
-    return Repl(_conversation(talk, client), lines, shown=view, kept=kept, name=name, fatal=fatal)
+    told = {"name": name, "bounded_by": talk.bounded_by}
+    return Repl(_conversation(talk, client), lines, shown=view, kept=kept, fatal=fatal, **told)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:

@@ -115,7 +115,7 @@ def run(
         file=config_file,
         once=spoken.prompt is not None,
     )
-    common |= kept
+    common |= kept | _bounded_by(max_tokens, template)
 
     from mlxcel_cli import session as talks
 
@@ -162,7 +162,7 @@ def chat(
         max_tokens=max_tokens,
         file=config_file,
     )
-    common |= kept
+    common |= kept | _bounded_by(max_tokens, template)
 
     from mlxcel_cli import session as talks
 
@@ -277,6 +277,11 @@ def _kept(name: str | None, *, goes_on: bool, no_session: bool) -> dict[str, Any
     from mlxcel_cli import chats
 
     return {"kept": chats.kept(config.sessions_dir(), name, goes_on=goes_on)}
+
+
+def _bounded_by(max_tokens: int | None, template: str | None) -> dict[str, str]:
+    """Where a bound of new tokens was said, if anywhere: a part of a Talk."""
+    return {} if max_tokens is not None or template is None else {"bounded_by": f"template {template}: max_tokens"}
 
 
 def _prompt_text(prompt: str | None, *, needed: bool = True) -> str | None:

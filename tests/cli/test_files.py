@@ -103,3 +103,11 @@ def test_a_prompt_comes_behind_its_files():
     assert files.before("Why?", [Quote("a", "x"), Quote("b", "y")]) == "a:\n```\nx\n```\n\nb:\n```\ny\n```\n\nWhy?"
     assert files.before("", [Quote("a", "x")]) == "a:\n```\nx\n```"
     assert files.before("Why?", []) == "Why?"
+
+
+@pytest.mark.parametrize("prompt", ["Why?", "", "b:\n\ntwo", "a:\n```\n"])
+@pytest.mark.parametrize("texts", [[], ["x"], ["```\n\n````\n", "", "b:\n```\n"]], ids=len)
+def test_what_was_put_together_is_told_apart(texts, prompt):
+    names = [f"{number} name: x" for number in range(len(texts))]
+    quotes = [Quote(name, text) for name, text in zip(names, texts, strict=True)]
+    assert files.parted(files.before(prompt, quotes)) == (names, prompt)

@@ -244,7 +244,7 @@ def test_a_chat_and_a_completion_in_this_process(tiny, mlxcel):
 def test_a_chat_in_this_process_counts_its_tokens(tiny, mlxcel):
     ended = mlxcel("chat", str(tiny), "-n", "4", stdin=b"/tokens\none\n/tokens\n")
     assert ended.code == 0
-    counts = re.findall(r"\(context (\d+) of 4096 \(\d%\)\)", ended.err)
+    counts = re.findall(r"\(the next prompt takes (\d+) of 4096 \(\d%\)", ended.err)
     assert int(counts[0]) < int(counts[1])
 
 

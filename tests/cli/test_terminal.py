@@ -82,8 +82,20 @@ def test_a_dumb_terminal_chats_without_cursor_movement(double: Double, address, 
     terminal.wait_for(b"...", b"Hello", b">>>")
     terminal.type(CTRL_D)
     assert terminal.ended() == 0
+    assert terminal.all.endswith(b">>> \r\n")
     assert b"\x1b" not in terminal.all
     assert double.asked[-1][1]["messages"][-1]["content"] == "two\nlines"
+
+
+def test_the_help_of_a_dumb_terminal_names_no_key_that_it_has_not(address, at_terminal):
+    terminal = at_terminal("chat", "--server", address, environment={"TERM": "dumb"})
+    terminal.wait_for(b">>>")
+    terminal.type(b"/help\r")
+    terminal.wait_for(b"Ctrl-C", b">>>")
+    assert b"Alt-Enter" not in terminal.all
+    terminal.type(b"/bye\r")
+    assert terminal.ended() == 0
+    assert terminal.all.endswith(b"/bye\r\n")
 
 
 def test_control_bytes_of_an_answer_do_not_reach_a_terminal(double: Double, address, at_terminal):

@@ -1,12 +1,10 @@
 """One answer on the terminal: its text on stdout as it comes, what is to be said about it on stderr."""
 
 import asyncio
-import os
-import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -142,16 +140,7 @@ def _writer(view: View) -> Writer:
 
     from mlxcel_cli.markdown import Markdown
 
-    return Markdown(lambda text: render.put(text) if text else None, _terminal_size)
-
-
-def _terminal_size() -> os.terminal_size:
-    """The size now; the one that the environment tells is that of the start."""
-    with suppress(OSError, ValueError):
-        size = os.get_terminal_size(sys.stdout.fileno())
-        if size.columns and size.lines:
-            return size
-    return shutil.get_terminal_size()
+    return Markdown(lambda text: render.put(text) if text else None, lambda: render.terminal_size(sys.stdout))
 
 
 def _shown(text: str, is_screen: bool) -> str:

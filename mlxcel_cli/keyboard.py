@@ -66,7 +66,7 @@ class Keyboard:
     async def read(self, status: str = "") -> str | None:
         while True:
             try:
-                self._session.bottom_toolbar = status or None
+                self._session.bottom_toolbar = (lambda: self._fitting(status)) if status else None
                 text = await self._session.prompt_async()
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
@@ -77,6 +77,10 @@ class Keyboard:
                 if is_long(text):
                     self._echo(text)
                 return unquoted(text)
+
+    def _fitting(self, status: str) -> str:
+        """The status, as wide as the terminal is now."""
+        return render.shortened(status, self._output.get_size().columns)
 
     def _echo(self, text: str) -> None:
         """Show the beginning of a message whose lines were taken away when it was sent."""

@@ -23,7 +23,7 @@ from mlxcel_cli.slash import help_text
 from mlxcel_cli.view import View
 
 COMMAND = re.compile(r"/[a-z?]*(?=\s|$)")
-SHOWN_LETTERS = 60
+SHOWN_CELLS = 60
 STOPPED = "(stopped; the turn is dropped, /retry asks again)"
 
 
@@ -277,5 +277,4 @@ def beginning(text: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    line = " ".join(text.split()).translate(answer.SHOWN_CONTROLS)
-    return line if len(line) <= SHOWN_LETTERS else line[: SHOWN_LETTERS - 3] + "..."
+    return render.shortened(" ".join(text.split()).translate(answer.SHOWN_CONTROLS), SHOWN_CELLS)

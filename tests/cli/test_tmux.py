@@ -99,6 +99,20 @@ def test_what_is_typed_during_an_answer_waits_for_the_next_prompt(double, addres
     assert chat.text.splitlines()[:5] == [GREETING, ">>> one", "Hello", "", ">>> ahead"]
 
 
+def test_a_narrow_terminal_breaks_no_word_and_shortens_the_status(double, address, pane):
+    chat = pane(program("chat", "--server", address), columns=40)
+    chat.wait_for(">>>")
+    chat.type("/stats on", ENTER)
+    chat.wait_for(">>>", 2)
+    chat.type("one", ENTER)
+    chat.wait_for(">>>", 3)
+    chat.wait_for("double | 2 tokens, 20.0 tokens/s | co...")
+    broken = ["prompt: 4 tokens, 40.0 tokens/s | new: 2", "tokens, 20.0 tokens/s | first token", "after 0."]
+    assert "\n".join(broken) in chat.text
+    chat.resize(60, 20)
+    chat.wait_for("double | 2 tokens, 20.0 tokens/s | context 6 of 100 (6%)")
+
+
 def test_history_is_there_after_a_restart_and_so_is_the_chat(double, address, pane):
     first = pane(program("chat", "--server", address))
     first.wait_for(">>>")

@@ -113,8 +113,9 @@ class Repl:
             with interrupt_calls(turn.cancel), unechoed(sys.stdin):
                 shown = await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():
-                raise
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():
+                raise  # it is the chat that ends
             render.note(STOPPED)
             self._stands = False
             return

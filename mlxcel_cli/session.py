@@ -16,7 +16,7 @@ from mlxcel_cli.chats import Kept
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import Conversation
 from mlxcel_cli.errors import EngineGone
-from mlxcel_cli.interrupt import interrupt_calls, interrupt_ignored
+from mlxcel_cli.interrupt import interrupt_calls, interrupt_ignored, leaves_cleanly
 from mlxcel_cli.lines import Lines, Piped
 from mlxcel_cli.repl import Repl
 from mlxcel_cli.transport import InProcess
@@ -144,7 +144,7 @@ async def _converse(talk: Talk) -> bool:
         name = ", ".join(names)
         render.note(f"{name}: /help lists the commands, Ctrl-D leaves")
         shown = View(talk.reasoning or "fold", markdown=True)
-        with interrupt_ignored():
+        with leaves_cleanly(), interrupt_ignored():
             await _repl(talk, client, _typed(), shown, name=name).run()
         return True
 

@@ -61,11 +61,11 @@ def test_ctrl_c_in_mid_answer_leaves_a_clean_screen_and_drops_the_turn(double, a
     chat.type("ahead", CTRL_C)
     chat.wait_for("stopped")
     double.hold = False
-    chat.wait_for(">>>", 2)
-    chat.type("two", ENTER)
+    chat.wait_for(">>> ahead")
+    chat.type(" two", ENTER)
     chat.wait_for(">>>", 3)
     stopped = ["(stopped; the turn is dropped, /retry asks again)"]
-    expected = [GREETING, ">>> one", "Hello", "", *stopped, ">>> two", "Hello", "", ">>>"]
+    expected = [GREETING, ">>> one", "Hello", "", *stopped, ">>> ahead two", "Hello", "", ">>>"]
     assert chat.text.splitlines()[: len(expected)] == expected
     assert [len(body["messages"]) for _, body in double.asked] == [1, 1]
 

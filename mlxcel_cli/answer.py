@@ -1,12 +1,10 @@
 """One answer on the terminal: its text on stdout as it comes, what is to be said about it on stderr."""
 
 import asyncio
-import os
-import shutil
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -139,54 +137,42 @@ def _writer(view: View) -> Writer:
 
     from mlxcel_cli.markdown import Markdown
 
-    return Markdown(lambda text: render.put(text) if text else None, _terminal_size)
-
-
-def _terminal_size() -> os.terminal_size:
-    """The size now; the one that the environment tells is that of the start."""
-    with suppress(OSError, ValueError):
-        size = os.get_terminal_size(sys.stdout.fileno())
-        if size.columns and size.lines:
-            return size
-    return shutil.get_terminal_size()
+    return Markdown(lambda text: render.put(text) if text else None, lambda: render.terminal_size(sys.stdout))
 
 
 def _shown(text: str, is_screen: bool) -> str:
     return text.translate(render.SHOWN_CONTROLS) if is_screen else text
 
 
-def remark(shown: Answer, max_tokens: int | None, *, with_stats: bool) -> None:
-    """What there is to say once an answer is whole: that it was cut, and its numbers where they are wanted."""
+def remark(shown: Answer, max_tokens: int | None, *, by: str, with_stats: bool) -> None:
+    """What there is to say once an answer is whole: that it was cut, and its numbers where they are wanted.
+
+    `by` is what bounded it to `max_tokens`.
+    """
     thought = f"(nothing but reasoning came; {HOW_TO_SEE})" if shown.only_thought else ""
-    for line in (thought, cut(shown, max_tokens), with_stats and stats(shown)):
+    for line in (thought, cut(shown, max_tokens, by), with_stats and stats(shown)):
         if line:
             render.note(line)
 
 
-def cut(shown: Answer, max_tokens: int | None) -> str:
+def cut(shown: Answer, max_tokens: int | None, by: str) -> str:
     """Why an answer ended before its end, or nothing."""
     if shown.end.finish_reason != "length":
         return ""
     count = shown.end.usage.get("completion_tokens")
     at = "cut" if count is None else f"cut at {render.count(count, 'token')}"
     if max_tokens is not None and max_tokens == count:
-        return f"({at} by --max-tokens {max_tokens}; without it the answer runs to its end)"
+        return f"({at} by {by} {max_tokens}; without it the answer runs to its end)"
     return f"({at}: the context is full, or the server allows no more)"
 
 
 def stats(shown: Answer) -> str:
     """Prompt and new tokens with their rates, and the time to the first token."""
-    timings, usage = shown.end.timings, shown.end.usage
+    timings = shown.end.timings
+    prompt, new, num_cached = _counts(shown.end)
     parts = [
-        _rate(
-            "prompt",
-            usage.get("prompt_tokens", timings.get("prompt_n")),
-            timings.get("prompt_per_second"),
-            num_cached=timings.get("cache_n") or 0,
-        ),
-        _rate(
-            "new", timings.get("predicted_n", usage.get("completion_tokens")), timings.get("predicted_per_second")
-        ),
+        _rate("prompt", prompt, timings.get("prompt_per_second"), num_cached=num_cached),
+        _rate("new", new, timings.get("predicted_per_second")),
         f"first token after {shown.first_s:.2f} s",
         _drafted(timings),
     ]
@@ -195,24 +181,35 @@ def stats(shown: Answer) -> str:
 
 def taken(shown: Answer, context_length: int | None) -> str:
     """An answer's tokens, how fast they came, and what prompt and answer take of the context."""
-    timings, usage = shown.end.timings, shown.end.usage
-    prompt = usage.get("prompt_tokens", timings.get("prompt_n"))
-    new = usage.get("completion_tokens", timings.get("predicted_n"))
-    context = "" if prompt is None or new is None else of_context(prompt + new, context_length)
-    num_cached = timings.get("cache_n") or (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    _, new, num_cached = _counts(shown.end)
+    both = context(shown, context_length)
     parts = [
-        _rate("", new, timings.get("predicted_per_second")),
-        context,
+        _rate("", new, shown.end.timings.get("predicted_per_second")),
+        f"context {both}" if both else "",
         f"{num_cached} cached" if num_cached else "",
     ]
     return " | ".join(part for part in parts if part)
 
 
+def context(shown: Answer, context_length: int | None) -> str:
+    """What an answer and its prompt take of the context; nothing where the server does not say."""
+    prompt, new, _ = _counts(shown.end)
+    return "" if prompt is None or new is None else of_context(prompt + new, context_length)
+
+
+def _counts(end: End) -> tuple[int | None, int | None, int]:
+    """The prompt's tokens, the new ones, and how many of the prompt's were cached."""
+    timings, usage = end.timings, end.usage
+    num_cached = timings.get("cache_n") or (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    prompt = usage.get("prompt_tokens", timings.get("prompt_n"))
+    return prompt, usage.get("completion_tokens", timings.get("predicted_n")), num_cached
+
+
 def of_context(num_tokens: int, context_length: int | None) -> str:
     """What a conversation takes of the context, whose length may not be known."""
     if not context_length:
-        return f"context {render.count(num_tokens, 'token')}"
-    return f"context {num_tokens} of {context_length} ({num_tokens / context_length:.0%})"
+        return render.count(num_tokens, "token")
+    return f"{num_tokens} of {context_length} ({num_tokens / context_length:.0%})"
 
 
 def _drafted(timings: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from mlxcel_cli import config
+from mlxcel_cli import config, unicode
 
 FIELDS = {"temp": "temperature"} | {name: name for name in ("top_p", "top_k", "min_p", "repeat_penalty", "seed")}
 NAMES = {**FIELDS, "max_tokens": "max_tokens", "stop": "stop"}
@@ -22,7 +22,7 @@ def changed(asked: Mapping[str, Any], name: str, text: str) -> dict[str, Any]:
 
     Raises ConfigError for a name that is unknown, with the nearest as its hint, and for a value that does not do.
     """
-    wire = _wire(name)
+    wire = wire_name(name)
     rest = {field: value for field, value in asked.items() if field != wire}
     if text == DEFAULT:
         return rest
@@ -38,7 +38,7 @@ def lines(asked: Mapping[str, Any]) -> list[str]:
 
 def said(asked: Mapping[str, Any], name: str) -> str:
     """The value of one field, as it could be typed."""
-    wire = _wire(name)
+    wire = wire_name(name)
     if wire not in asked:
         return DEFAULT
     if wire == "stop":
@@ -46,7 +46,8 @@ def said(asked: Mapping[str, Any], name: str) -> str:
     return str(asked[wire])
 
 
-def _wire(name: str) -> str:
+def wire_name(name: str) -> str:
+    """What the wire calls the field called `name`. Raises ConfigError for one that is unknown."""
     written = name.replace("-", "_").lower()
     if written in NAMES:
         return NAMES[written]
@@ -88,4 +89,5 @@ def _unquoted(text: str) -> str:
     assert isinstance(value, str), "JSON that begins with a quote is a string"
     if not value:
         raise ConfigError("stop", "stop: an empty text would end every answer before it begins")
+    unicode.demand(value, "stop")
     return value

@@ -4,8 +4,11 @@ Its files are those of `/save`. A chat is written after every change, and never 
 """
 
 import datetime
+import os
 import re
+import stat
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import UserError
@@ -27,9 +30,8 @@ class Kept:
         self.messages: list[Message] = []
         self.written_s: float | None = None
         self._seen: tuple[int, int] | None = None
-        if name is not None and self._path.exists():
-            self.messages = transcript.read(self._path)
-            self._seen = self._state()
+        if name is not None and (seen := self._state()) is not None:
+            self.messages, self._seen = transcript.read(self._path), seen
 
     @property
     def _path(self) -> Path:
@@ -66,11 +68,13 @@ class Kept:
         return Kept(self._folder, now=self._now)
 
     def _state(self) -> tuple[int, int] | None:
-        """Which file is there now; None for none."""
+        """Which file is there now; None for none. Raises UserError where that cannot be told."""
         try:
             found = self._path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be read: {error.strerror}") from None
         self.written_s = found.st_mtime
         return found.st_ino, found.st_mtime_ns
 
@@ -78,7 +82,7 @@ class Kept:
         name = self._now().strftime("%Y-%m-%d-%H%M%S")
         number = 2
         free = name
-        while (self._folder / f"{free}{SUFFIX}").exists():
+        while os.path.lexists(self._folder / f"{free}{SUFFIX}"):
             free, number = f"{name}-{number}", number + 1
         return free
 
@@ -99,5 +103,10 @@ def kept(folder: Path, name: str | None, *, goes_on: bool = False) -> Kept:
 
 def names(folder: Path) -> list[str]:
     """The chats that are kept, the last written first."""
-    written = sorted(folder.glob(f"[!.]*{SUFFIX}"), key=lambda path: -path.stat().st_mtime_ns)
-    return [path.name.removesuffix(SUFFIX) for path in written]
+    written = []
+    for path in folder.glob(f"[!.]*{SUFFIX}"):
+        with suppress(OSError):  # a link to nothing, or gone meanwhile
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                written.append((found.st_mtime_ns, path.name.removesuffix(SUFFIX)))
+    return [name for _, name in sorted(written, reverse=True)]

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+from mlxcel_cli import unicode
 from mlxcel_cli.client import Client
 from mlxcel_cli.errors import NoTemplate
 from mlxcel_cli.pieces import End, Piece, Text
@@ -41,7 +42,7 @@ class Conversation:
                     answer.append(piece.text)
                 elif isinstance(piece, End):
                     self._last_is_kept = True
-                    self.turns += [question, {"role": "assistant", "content": "".join(answer)}]
+                    self.turns += [question, {"role": "assistant", "content": unicode.repaired("".join(answer))}]
                 yield piece
 
     @property

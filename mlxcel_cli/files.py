@@ -1,16 +1,20 @@
 """Files as part of a prompt: their text, each under its name. It knows nothing of who asks."""
 
+import os
 import re
+import select
 import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import UserError
-from mlxcel_cli import render
+from mlxcel_cli import render, unicode
 
 MOST_BYTES = 1_000_000
+SILENCE_S = 1.0
 BACKTICKS = re.compile(r"`{3,}")
+QUOTED = re.compile(r"(?P<name>[^\n]+):\n(?P<marks>`{3,})\n.*?\n(?P=marks)(?:\n\n|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,21 @@ def quote(name: str, *, may_wait: bool = False) -> Quote:
 
     Raises UserError naming a file that is missing, no file, empty, too large or not text.
     """
-    return Quote(name, _text(path_of(name), name, may_wait=may_wait))
+    return Quote(unicode.repaired(name), _text(path_of(name), name, may_wait=may_wait))
 
 
 def before(prompt: str, quotes: Iterable[Quote]) -> str:
     """A prompt behind the files that it is about."""
     return "\n\n".join([*map(str, quotes), *([prompt] if prompt else [])])
+
+
+def parted(text: str) -> tuple[list[str], str]:
+    """What `before` put together: the names of the files, and the prompt behind them."""
+    names = []
+    while (quoted := QUOTED.match(text)) is not None:
+        names.append(quoted["name"])
+        text = text[quoted.end() :]
+    return names, text
 
 
 def path_of(name: str) -> Path:
@@ -53,15 +66,20 @@ def path_of(name: str) -> Path:
         raise UserError(f"{name}: {error}") from None
 
 
+def demand_end(path: Path, name: object) -> None:
+    """Raises UserError for a pipe or a device, whose reading need not end, and OSError where there is nothing."""
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{name} is no file that ends")
+
+
 def _text(path: Path, name: str, *, may_wait: bool) -> str:
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode):
+        if path.is_dir():
             raise UserError(f"{name} is a folder")
-        if not stat.S_ISREG(mode) and not may_wait:
-            raise UserError(f"{name} is no file that ends")
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        if not may_wait:
+            demand_end(path, name)
+        content = _content(path, name)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{name} cannot be read: {reason}") from None
@@ -77,3 +95,13 @@ def _text(path: Path, name: str, *, may_wait: bool) -> str:
     if not text.strip():
         raise UserError(f"{name} is empty")
     return text
+
+
+def _content(path: Path, name: str) -> bytes:
+    """Its bytes, one more than a file may have at most. A pipe that gives nothing is told of: it may take long."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not select.select([file], [], [], SILENCE_S)[0]:
+            render.note(f"waiting for what {name} gives")
+            select.select([file], [], [])
+        os.set_blocking(file.fileno(), True)
+        return file.read(MOST_BYTES + 1)

@@ -18,7 +18,9 @@ READ_BYTES = 65536
 
 
 class Lines(Protocol):
-    """A source of messages."""
+    """A source of messages. `edits`: its lines can be edited, with a history and completion."""
+
+    edits: bool
 
     async def read(self, status: str = "") -> str | None:
         """The next message, without its quotes; None when there are no more. `status` may be shown meanwhile."""
@@ -39,7 +41,12 @@ def unquoted(text: str) -> str:
 
 
 class Piped:
-    """Messages from a descriptor as it is: one a line, or one between three quotes. `ask` is told each prompt."""
+    """Messages from a descriptor as it is: one a line, or one between three quotes.
+
+    `ask` is told each prompt, and the end of a line that has none of its own (Ctrl-D at a terminal).
+    """
+
+    edits = False
 
     def __init__(self, descriptor: int, ask: Callable[[str], None] = lambda prompt: None) -> None:
         self._descriptor = descriptor
@@ -62,6 +69,8 @@ class Piped:
             piece = os.read(self._descriptor, READ_BYTES)
             self._rest += piece
             self._ended = not piece
+        if b"\n" not in self._rest:
+            self._ask("\n")
         if not self._rest:
             return None
         line, _, self._rest = self._rest.partition(b"\n")

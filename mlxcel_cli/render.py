@@ -4,6 +4,7 @@ stdout is data, stderr is talk. Colour and cursor movement are used only where t
 person allows it. This module does not know what is said.
 """
 
+import os
 import shutil
 import sys
 import time
@@ -19,6 +20,7 @@ BAR_CELLS = 24
 # What a terminal would act on, shown instead: a text must not move the cursor or set the window's title.
 SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 SHOWN_CONTROLS[ord("\r")] = ""
+DOTS = "..."
 RED, CYAN, DIM, PLAIN = "\x1b[31m", "\x1b[36m", "\x1b[2m", "\x1b[0m"
 
 
@@ -34,6 +36,15 @@ def harmless(text: str) -> str:
     return text.translate(SHOWN_CONTROLS).encode("utf-8", "backslashreplace").decode()
 
 
+def terminal_size(stream: TextIO) -> os.terminal_size:
+    """The size now of the terminal behind `stream`; the one that the environment tells is that of the start."""
+    with suppress(OSError, ValueError):
+        size = os.get_terminal_size(stream.fileno())
+        if size.columns and size.lines:
+            return size
+    return shutil.get_terminal_size()
+
+
 def say(text: str, *, colour: str = "") -> None:
     """One line of talk."""
     if sys.stderr is None:
@@ -45,7 +56,9 @@ def say(text: str, *, colour: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """A remark that can be overlooked."""
+    """A remark that can be overlooked. On a terminal it is broken between words."""
+    if is_terminal(sys.stderr):
+        text = wrapped(text, terminal_size(sys.stderr).columns)
     say(text, colour=DIM)
 
 
@@ -115,6 +128,40 @@ def table(rows: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset())
     return "\n".join(lines) + "\n"
 
 
+def wrapped(text: str, columns: int) -> str:
+    """`text` with lines that are at most `columns` cells wide, broken between words; a longer word stays whole."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        first, *words = line.split(" ") if _cells(line) > columns else [line]
+        lines.append(first)
+        for word in words:
+            if _cells(lines[-1]) + 1 + _cells(word) <= columns:
+                lines[-1] += f" {word}"
+            else:
+                lines.append(word)
+    return "\n".join(lines)
+
+
+def shortened(text: str, columns: int) -> str:
+    """`text` in one line of at most `columns` cells; three dots stand for what is left out."""
+    if _cells(text) <= columns:
+        return text
+    kept = text[: max(columns - len(DOTS), 0)]
+    while _cells(kept) > max(columns - len(DOTS), 0):
+        kept = kept[:-1]
+    return kept.rstrip() + DOTS[: max(columns, 0)]
+
+
+def _cells(text: str) -> int:
+    """How wide a text is on a terminal."""
+    if text.isascii():
+        return len(text)
+
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
 def size(num_bytes: float) -> str:
     """A size for people, in powers of 1000."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -150,8 +197,8 @@ class Status:
         now = time.monotonic()
         if self.works and now - self._drawn_s >= REDRAW_S:
             self._drawn_s, self._shown = now, True
-            columns = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{text[:columns]}")
+            columns = terminal_size(sys.stderr).columns - 1
+            sys.stderr.write(f"\r\x1b[K{shortened(text, columns)}")
             sys.stderr.flush()
 
     def clear(self) -> None:

@@ -23,7 +23,7 @@ from mlxcel_cli.slash import help_text
 from mlxcel_cli.view import View
 
 COMMAND = re.compile(r"/[a-z?]*(?=\s|$)")
-SHOWN_LETTERS = 60
+SHOWN_CELLS = 60
 STOPPED = "(stopped; the turn is dropped, /retry asks again)"
 
 
@@ -34,6 +34,7 @@ class Leave(Exception):
 class Repl:
     """One chat. `shown` says how answers are shown, `kept` is where it is kept, if anywhere, `name` the model's.
 
+    `bounded_by` is what bounds answers from the start, where anything does.
     Errors of the types in `fatal` are raised instead of being told.
     """
 
@@ -45,6 +46,7 @@ class Repl:
         shown: View = View(),
         kept: Kept | None = None,
         name: str = "",
+        bounded_by: str = "--max-tokens",
         fatal: tuple[type[MlxcelError], ...] = (),
     ) -> None:
         self._conversation = conversation
@@ -52,6 +54,7 @@ class Repl:
         self._view = shown
         self._kept = kept
         self._name = name
+        self._bounded_by = bounded_by
         self._fatal = fatal
         self._answered: Answer | None = None
         self._stands = False  # whether the conversation ends with that answer
@@ -110,13 +113,15 @@ class Repl:
             with interrupt_calls(turn.cancel), unechoed(sys.stdin):
                 shown = await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():
-                raise
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():
+                raise  # it is the chat that ends
             render.note(STOPPED)
             self._stands = False
             return
         self._answered, self._stands = shown, True
-        answer.remark(shown, self._conversation.asked.get("max_tokens"), with_stats=self._view.stats)
+        max_tokens = self._conversation.asked.get("max_tokens")
+        answer.remark(shown, max_tokens, by=self._bounded_by, with_stats=self._view.stats)
         if self._context_length is None:
             self._context_length = await self._conversation.client.context_length() or 0
 
@@ -135,11 +140,12 @@ class Repl:
         except UserError as problem:
             if not self._kept.is_kept(self._conversation.messages):
                 self._kept = None
-                problem = UserError(f"this chat is not kept any more: {problem}", hint=problem.hint)
+                said = f"this chat is not kept any more: {problem}"
+                problem = UserError(said, hint="/save FILE writes it elsewhere")
             render.failure(problem)
 
     async def _help(self, _: str) -> None:
-        render.say(help_text())
+        render.say(help_text(edits=self._lines.edits))
 
     async def _leave(self, _: str) -> None:
         raise Leave
@@ -219,6 +225,8 @@ class Repl:
             return
         if text:
             self._conversation.asked = asked.changed(self._conversation.asked, name, text[0])
+            if asked.wire_name(name) == "max_tokens":
+                self._bounded_by = f"/set {name}"
         render.note(f"({name}: {asked.said(self._conversation.asked, name)})")
 
     async def _tokens(self, _: str) -> None:
@@ -227,7 +235,10 @@ class Repl:
         question = {"role": "user", "content": files.before("", self._quotes.values())}
         number = await client.num_tokens([*self._conversation.messages, question])
         length = await client.context_length()
-        render.note(f"({answer.of_context(number, length)})")
+        said = f"the next prompt takes {answer.of_context(number, length)}, without what you will ask"
+        if self._answered and self._stands and (taken := answer.context(self._answered, length)):
+            said += f"; the last one and its answer, as in the status, {taken}"
+        render.note(f"({said})")
 
     async def _show_stats(self, word: str) -> None:
         if word in view.SWITCH:
@@ -259,6 +270,12 @@ def restored(messages: list[dict[str, str]]) -> str:
 
 
 def beginning(text: str) -> str:
-    """The beginning of a text, in one line."""
-    line = " ".join(text.split()).translate(render.SHOWN_CONTROLS)
-    return line if len(line) <= SHOWN_LETTERS else line[: SHOWN_LETTERS - 3] + "..."
+    """The beginning of what was asked, in one line, and which files it was about."""
+    names, prompt = files.parted(text)
+    about = f"with {', '.join(names)}" if names else ""
+    parts = [prompt, f"({about})" if prompt and about else about]
+    return " ".join(_shortened(part) for part in parts if part)
+
+
+def _shortened(text: str) -> str:
+    return render.shortened(" ".join(text.split()).translate(render.SHOWN_CONTROLS), SHOWN_CELLS)

@@ -16,7 +16,7 @@ from mlxcel_cli.chats import Kept
 from mlxcel_cli.client import Client
 from mlxcel_cli.conversation import Conversation
 from mlxcel_cli.errors import EngineGone
-from mlxcel_cli.interrupt import interrupt_calls, interrupt_ignored
+from mlxcel_cli.interrupt import interrupt_calls, interrupt_ignored, leaves_cleanly
 from mlxcel_cli.lines import Lines, Piped
 from mlxcel_cli.repl import Repl
 from mlxcel_cli.transport import InProcess
@@ -31,9 +31,10 @@ GRACE_S = 0.5
 class Talk:
     """What was asked for: `where` is a server to start in this process, or the address of one.
 
-    `model` is the name to send, or None; `asked` are fields of the request, only those that were given. `key` is
-    shown to a server elsewhere. `reasoning` is what becomes of it, None: folded in a chat and hidden elsewhere.
-    `kept` is the chat that is gone on with, if any; `keeps` whether a chat at a terminal is kept unasked.
+    `model` is the name to send, or None; `asked` are fields of the request, only those that were given, and
+    `bounded_by` is what gave `max_tokens`, if any. `key` is shown to a server elsewhere. `reasoning` is what
+    becomes of it, None: folded in a chat and hidden elsewhere. `kept` is the chat that is gone on with, if any;
+    `keeps` whether a chat at a terminal is kept unasked.
     """
 
     where: ServerConfig | str
@@ -42,6 +43,7 @@ class Talk:
     system: str | None = None
     stats: bool = False
     reasoning: str | None = None
+    bounded_by: str = "--max-tokens"
     kept: Kept | None = None
     keeps: bool = True
     key: str = field(default="", repr=False)
@@ -121,7 +123,7 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
                 client.complete(text, talk.asked) if raw else conversation.ask(text),
                 View(talk.reasoning or "hide"),
             )
-            answer.remark(shown, talk.max_tokens, with_stats=talk.stats)
+            answer.remark(shown, talk.max_tokens, by=talk.bounded_by, with_stats=talk.stats)
             if talk.kept is not None:
                 talk.kept.write(conversation.messages)
     if "response_format" in talk.asked and shown.end.finish_reason == "length":
@@ -133,15 +135,16 @@ async def _answer(talk: Talk, text: str, *, raw: bool) -> bool:
 
 async def _converse(talk: Talk) -> bool:
     async with _client(talk) as client:
+        # Also where nothing will be asked: a server that does not answer is an error.
+        names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
         if sys.stdin is None:
             return True
         if not render.is_terminal(sys.stdin):
             return await _repl(talk, client, Piped(sys.stdin.fileno()), View(talk.reasoning or "hide")).run()
-        names = [talk.where.model_id] if isinstance(talk.where, ServerConfig) else await client.models()
         name = ", ".join(names)
         render.note(f"{name}: /help lists the commands, Ctrl-D leaves")
         shown = View(talk.reasoning or "fold", markdown=True)
-        with interrupt_ignored():
+        with leaves_cleanly(), interrupt_ignored():
             await _repl(talk, client, _typed(), shown, name=name).run()
         return True
 
@@ -163,7 +166,8 @@ def _repl(talk: Talk, client: Client, lines: Lines, shown: View, *, name: str = 
     if kept is None and talk.keeps and render.is_terminal(sys.stdin):
         kept = chats.kept(config.sessions_dir(), None)
     view = dataclasses.replace(shown, stats=talk.stats)
-    return Repl(_conversation(talk, client), lines, shown=view, kept=kept, name=name, fatal=fatal)
+    told = {"name": name, "bounded_by": talk.bounded_by}
+    return Repl(_conversation(talk, client), lines, shown=view, kept=kept, fatal=fatal, **told)
 
 
 def _conversation(talk: Talk, client: Client) -> Conversation:

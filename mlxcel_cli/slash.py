@@ -31,15 +31,18 @@ COMMANDS = (
 )
 KEYS = (
     ('"""', "begin a message of several lines, and end it"),
+    ("Ctrl-C", "stop the answer and drop its turn; at the prompt: clear the line"),
+)
+EDITING_KEYS = (
     ("Alt-Enter", "a new line in the message (also Esc, then Enter)"),
     ("Ctrl-R, Up", "search the history; Up: for what begins like this line"),
     ("TAB", "complete a command, a setting or the name of a file"),
-    ("Ctrl-C", "stop the answer and drop its turn; at the prompt: clear the line"),
 )
 
 
-def help_text() -> str:
-    """Every command and key, one a line."""
-    entries = [(f"{', '.join(c.words)} {c.takes}".rstrip(), c.help) for c in COMMANDS] + list(KEYS)
+def help_text(*, edits: bool) -> str:
+    """Every command and key, one a line. `edits`: lines can be edited, so that there are keys for it."""
+    entries = [(f"{', '.join(c.words)} {c.takes}".rstrip(), c.help) for c in COMMANDS]
+    entries += [*KEYS, *(EDITING_KEYS if edits else ())]
     width = max(len(name) for name, _ in entries)
     return "\n".join(f"{name:{width}}  {said}" for name, said in entries)

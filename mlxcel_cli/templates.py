@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
-from mlxcel_cli import asked
+from mlxcel_cli import asked, files
+from mlxcel_cli.errors import WrongUsage
 
 KEYS = {"system": str, "prompt": str, "model": str, "defaults": dict, "options": dict}
 SUFFIX = ".toml"
 INPUT = "input"
+FORMS = "a name has no /, no control characters, and does not begin with a dot"
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -37,14 +39,14 @@ class Template:
     @property
     def takes_input(self) -> bool:
         """Whether `$input` stands in it."""
-        return INPUT in self._variables()
+        return INPUT in self.variables()
 
     def filled(self, said: str | None, given: Mapping[str, str]) -> tuple[str | None, str | None]:
         """The system prompt and the prompt for the input `said`, which goes behind a prompt that has no `$input`.
 
         Raises UserError for a variable without a value, and a value without a variable.
         """
-        known = self._variables()
+        known = self.variables()
         for name in given:
             if name not in known:
                 raise UserError(f"template {self.name} has no ${name}", hint=_near(name, known))
@@ -61,7 +63,8 @@ class Template:
             prompt = f"{prompt}\n\n{said}" if prompt else said
         return system, prompt
 
-    def _variables(self) -> list[str]:
+    def variables(self) -> list[str]:
+        """The names that stand in it behind a dollar. Raises UserError for a dollar before something else."""
         names: list[str] = []
         for text in (self.system, self.prompt):
             if text is not None:
@@ -72,9 +75,10 @@ class Template:
 
 
 def read(name: str, folder: Path) -> Template:
-    """The template called `name` in `folder`, or the one in the file at `name`. Raises UserError."""
+    """The template called `name` in `folder`. Raises UserError, and WrongUsage for a name that is none."""
     path = _path(name, folder)
     try:
+        files.demand_end(path, f"the template {path}")
         said = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         near = _near(name, names(folder))
@@ -99,8 +103,12 @@ def read(name: str, folder: Path) -> Template:
 
 
 def write(name: str, folder: Path, template: Template) -> Path:
-    """Write `template` to a new file and return its path. Raises UserError where that cannot be."""
+    """Write `template` to a new file and return its path.
+
+    Raises UserError where that cannot be or would not be read again, and WrongUsage for a name that is none.
+    """
     path = _path(name, folder)
+    template.variables()
     texts = {"model": template.model, "system": template.system, "prompt": template.prompt}
     lines = [f"{key} = {_quoted(text)}" for key, text in texts.items() if text is not None]
     options = {key: value for key in asked.NAMES if (value := template.asked.get(asked.NAMES[key])) is not None}
@@ -108,9 +116,10 @@ def write(name: str, folder: Path, template: Template) -> Path:
         if values:
             lines += ["", f"[{table}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
     try:
+        content = "\n".join([*lines, ""]).encode()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
+        with path.open("xb") as file:
+            file.write(content)
     except FileExistsError:
         raise UserError(f"{path} exists already", hint="edit it, or choose another name") from None
     except (OSError, ValueError) as error:
@@ -124,10 +133,8 @@ def names(folder: Path) -> list[str]:
 
 
 def _path(name: str, folder: Path) -> Path:
-    if "/" in name or name.endswith(SUFFIX):
-        return Path(name)
-    if not name or name.startswith("."):
-        raise UserError(f"{name!r} is no name of a template")
+    if not name or name.startswith(".") or not name.isprintable() or "/" in name:
+        raise WrongUsage(f"{name!r} is no name of a template", hint=FORMS)
     return folder / f"{name}{SUFFIX}"
 
 

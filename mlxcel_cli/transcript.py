@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
+from mlxcel_cli import files, unicode
 
 Message = dict[str, str]
 
@@ -27,10 +28,13 @@ def write(path: Path, messages: Sequence[Message], *, replaces: bool) -> None:
         if not replaces:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             reserved = True
+        draft.unlink(missing_ok=True)  # it may be anything, a pipe that nobody reads included
         with open(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
             file.write(content)
         draft.replace(path)
     except FileExistsError:
+        if not path.exists():
+            raise UserError(f"{path} cannot be written: it is a link to a file that is not there") from None
         raise UserError(f"{path} exists already", hint="choose another name; nothing is overwritten") from None
     except (OSError, ValueError) as error:
         for left in (draft, *([path] if reserved else [])):
@@ -45,6 +49,7 @@ def read(path: Path) -> list[Message]:
     Raises UserError where the file cannot be read or holds no such thing.
     """
     try:
+        files.demand_end(path, path)
         said = json.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
@@ -59,6 +64,7 @@ def read(path: Path) -> list[Message]:
     for number, (message, role) in enumerate(zip(messages, roles, strict=False), 1):
         if _role(message) != role:
             raise UserError(f"{path} holds no conversation: message {number} should be a text of the {role}'s")
+        unicode.demand(message["content"], f"{path} holds no conversation: message {number}")
     if messages and messages[-1]["role"] == "user":
         raise UserError(f"{path} holds no conversation: its last question has no answer")
     return messages

@@ -1,11 +1,20 @@
 """The arguments and options that several commands share and that are no settings of the server."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mlxcel_cli import names
+from mlxcel_cli import names, unicode
+
+
+def _whole(value: Any) -> Any:
+    """A text, or each of several, as it was given. Raises BadParameter where it is none."""
+    for text in value if isinstance(value, list) else [value or ""]:
+        if (fault := unicode.fault(text)) is not None:
+            raise typer.BadParameter(f"it is not UTF-8 text: {fault[1]}")
+    return value
+
 
 MODEL_HELP = "a folder, a .gguf file, owner/name, or a built-in name [default: $MLXCEL_MODEL, else smollm2-135m]"
 
@@ -18,9 +27,12 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="settings in place of ~/.config/mlxcel/config.toml")
 ]
 Prompt = Annotated[
-    str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="the prompt; stdin is added to it")
+    str | None,
+    typer.Option("--prompt", "-p", metavar="TEXT", help="the prompt; stdin is added to it", callback=_whole),
 ]
-System = Annotated[str | None, typer.Option("--system", "-s", metavar="TEXT", help="the system prompt")]
+System = Annotated[
+    str | None, typer.Option("--system", "-s", metavar="TEXT", help="the system prompt", callback=_whole)
+]
 MaxTokens = Annotated[
     int | None,
     typer.Option(
@@ -28,7 +40,8 @@ MaxTokens = Annotated[
     ),
 ]
 Stop = Annotated[
-    list[str] | None, typer.Option("--stop", metavar="TEXT", help="end the answer before this text (repeatable)")
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", help="end the answer before this text (repeatable)", callback=_whole),
 ]
 JsonSchemaFile = Annotated[
     Path | None,
@@ -49,7 +62,12 @@ TemplateName = Annotated[
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=TEXT", help="what $NAME stands for in the template (repeatable)"),
+    typer.Option(
+        "--param",
+        metavar="NAME=TEXT",
+        help="what $NAME stands for in the template (repeatable)",
+        callback=_whole,
+    ),
 ]
 SaveTemplate = Annotated[
     str | None,

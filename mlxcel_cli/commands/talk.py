@@ -115,7 +115,7 @@ def run(
         file=config_file,
         once=spoken.prompt is not None,
     )
-    common |= kept
+    common |= kept | _bounded_by(max_tokens, template)
 
     from mlxcel_cli import session as talks
 
@@ -162,7 +162,7 @@ def chat(
         max_tokens=max_tokens,
         file=config_file,
     )
-    common |= kept
+    common |= kept | _bounded_by(max_tokens, template)
 
     from mlxcel_cli import session as talks
 
@@ -279,6 +279,11 @@ def _kept(name: str | None, *, goes_on: bool, no_session: bool) -> dict[str, Any
     return {"kept": chats.kept(config.sessions_dir(), name, goes_on=goes_on)}
 
 
+def _bounded_by(max_tokens: int | None, template: str | None) -> dict[str, str]:
+    """Where a bound of new tokens was said, if anywhere: a part of a Talk."""
+    return {} if max_tokens is not None or template is None else {"bounded_by": f"template {template}: max_tokens"}
+
+
 def _prompt_text(prompt: str | None, *, needed: bool = True) -> str | None:
     """The prompt of the flag and of stdin, a blank line between them.
 
@@ -356,6 +361,7 @@ def _schema_format(file: Path) -> dict[str, Any]:
     """The response format that holds an answer to the schema in `file`. Raises UserError."""
     try:
         schema = json.loads(file.read_text("utf-8"))
+        json.dumps(schema, ensure_ascii=False, allow_nan=False).encode()  # Python reads more than JSON has
     except OSError as error:
         raise UserError(f"the JSON schema {file} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

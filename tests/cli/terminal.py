@@ -6,6 +6,7 @@ import re
 import select
 import subprocess
 import sys
+import termios
 
 PATIENCE_S = 20.0
 PROGRAM = [sys.executable, "-c", "from mlxcel_cli.main import main; main()"]
@@ -44,6 +45,15 @@ class Terminal:
 
     def type(self, keys: bytes) -> None:
         os.write(self._ours, keys)
+
+    def send(self, number: int) -> None:
+        """Send the process a signal."""
+        self._process.send_signal(number)
+
+    @property
+    def echoes(self) -> bool:
+        """Whether it shows what is typed."""
+        return bool(termios.tcgetattr(self._ours)[3] & termios.ECHO)
 
     def ended(self) -> int:
         """The exit code, after everything was read."""

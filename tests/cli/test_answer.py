@@ -1,6 +1,6 @@
 """What is said of an answer once it is whole."""
 
-from mlxcel_cli.answer import Answer, stats
+from mlxcel_cli.answer import Answer, context, stats, taken
 from mlxcel_cli.pieces import End
 
 
@@ -21,3 +21,12 @@ def test_what_was_drafted_is_told():
     )
     nothing = {"draft_kind": "prompt-lookup", "draft_rounds": 0, "draft_n": 0, "draft_n_accepted": 0}
     assert stats(Answer(End("stop", {}, nothing), 0.1)).endswith("| prompt-lookup: nothing drafted")
+
+
+def test_the_numbers_are_the_same_wherever_they_are_told():
+    usage = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}}
+    shown = Answer(End("stop", usage, {"predicted_n": 4}), 0.1)
+    assert stats(shown) == "prompt: 9 tokens, 3 of them cached | new: 5 tokens | first token after 0.10 s"
+    assert taken(shown, 100) == "5 tokens | context 14 of 100 (14%) | 3 cached"
+    assert context(shown, None) == "14 tokens"
+    assert context(Answer(End("stop"), 0.1), 100) == ""

@@ -89,6 +89,36 @@ def test_a_file_that_is_no_chat_is_not_gone_on_with(tmp_path):
         chats.kept(tmp_path, "work")
 
 
+def test_what_is_no_file_is_no_chat(tmp_path):
+    chats.kept(tmp_path, "work").write(TURN)
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "link.json").symlink_to("nothing")
+    assert chats.names(tmp_path) == ["work"]
+    with pytest.raises(UserError, match=r"pipe\.json is no file that ends"):
+        chats.kept(tmp_path, "pipe")
+
+
+def test_a_link_to_nothing_is_told_when_it_is_to_be_written(tmp_path):
+    (tmp_path / "link.json").symlink_to("nothing")
+    (tmp_path / "2030-01-02-120000.json").symlink_to("nothing")
+    with pytest.raises(UserError, match=r"link\.json cannot be written: it is a link to a file that is not there"):
+        chats.kept(tmp_path, "link").write(TURN)
+    Kept(tmp_path, now=at_noon).write(TURN)
+    assert chats.names(tmp_path) == ["2030-01-02-120000-2"]
+
+
+def test_a_place_that_cannot_be_looked_at_is_told(tmp_path):
+    (tmp_path / "loop.json").symlink_to("loop.json")
+    with pytest.raises(UserError, match=r"loop\.json cannot be read: Too many levels"):
+        chats.kept(tmp_path, "loop")
+    chat = chats.kept(tmp_path, "work")
+    chat.write(TURN)
+    (tmp_path / "work.json").unlink()
+    (tmp_path / "work.json").symlink_to("work.json")
+    with pytest.raises(UserError, match=r"work\.json cannot be read: Too many levels"):
+        chat.write(TURN * 2)
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be made"):

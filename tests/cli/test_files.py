@@ -63,6 +63,13 @@ def test_what_is_no_file_is_refused_by_name(name, problem):
     assert str(raised.value).startswith(problem)
 
 
+def test_a_name_that_is_no_text_is_part_of_a_prompt_as_far_as_it_is(tmp_path):
+    name = os.fsdecode(bytes(tmp_path) + b"/caf\xe9")
+    with open(name, "w") as file:
+        file.write("x")
+    assert str(files.quote(name)) == f"{tmp_path}/caf\ufffd:\n```\nx\n```"
+
+
 def test_a_pipe_is_read_only_where_that_may_take_a_while(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     name = str(tmp_path / "pipe")
@@ -74,7 +81,33 @@ def test_a_pipe_is_read_only_where_that_may_take_a_while(tmp_path):
     writing.join()
 
 
+def test_a_pipe_that_nobody_writes_to_is_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SILENCE_S", 0)
+    told = threading.Event()
+    said: list[str] = []
+    monkeypatch.setattr(files.render, "note", lambda text: (said.append(text), told.set()))
+    os.mkfifo(tmp_path / "pipe")
+
+    def write() -> None:
+        told.wait()
+        (tmp_path / "pipe").write_text("piped\n")
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    assert files.quote(str(tmp_path / "pipe"), may_wait=True).text == "piped\n"
+    writing.join()
+    assert said == [f"waiting for what {tmp_path / 'pipe'} gives"]
+
+
 def test_a_prompt_comes_behind_its_files():
     assert files.before("Why?", [Quote("a", "x"), Quote("b", "y")]) == "a:\n```\nx\n```\n\nb:\n```\ny\n```\n\nWhy?"
     assert files.before("", [Quote("a", "x")]) == "a:\n```\nx\n```"
     assert files.before("Why?", []) == "Why?"
+
+
+@pytest.mark.parametrize("prompt", ["Why?", "", "b:\n\ntwo", "a:\n```\n"])
+@pytest.mark.parametrize("texts", [[], ["x"], ["```\n\n````\n", "", "b:\n```\n"]], ids=len)
+def test_what_was_put_together_is_told_apart(texts, prompt):
+    names = [f"{number} name: x" for number in range(len(texts))]
+    quotes = [Quote(name, text) for name, text in zip(names, texts, strict=True)]
+    assert files.parted(files.before(prompt, quotes)) == (names, prompt)

@@ -1,5 +1,6 @@
 """What keys make of a message. Pastes are in tests/replay/test_100_paste."""
 
+import os
 import stat
 
 import pytest
@@ -13,6 +14,7 @@ from mlxcel_cli.keyboard import HOW_TO_LEAVE, Keyboard, is_long, kept_history
 pytestmark = pytest.mark.anyio
 
 UP, CTRL_C, CTRL_D, CTRL_R, ALT_ENTER = "\x1b[A", "\x03", "\x04", "\x12", "\x1b\r"
+DELETE = b"\x1b[3~"
 
 
 async def typed(keys: str, num_messages: int, history=None) -> list[str | None]:
@@ -61,6 +63,26 @@ async def test_history_that_cannot_be_kept_is_said(tmp_path):
     assert "history is not kept" in warned[0]
 
 
+async def test_a_history_that_is_no_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "history")
+    warned: list[str] = []
+    assert await typed("one\r", 1, kept_history(tmp_path / "history", warn=warned.append)) == ["one"]
+    assert warned == [f"history is not kept: {tmp_path / 'history'} is no file that ends"]
+
+
+async def test_a_history_that_cannot_be_kept_any_more_says_so_once_and_goes_on(tmp_path):
+    path = tmp_path / "history"
+    warned: list[str] = []
+    history = kept_history(path, warn=warned.append)
+    assert await typed("one\r", 1, history) == ["one"]
+    path.unlink()
+    path.mkdir()
+    assert await typed("two\rthree\r", 2, history) == ["two", "three"]
+    assert await typed(f"{UP}{UP}\r", 1, history) == ["two"]
+    assert len(warned) == 1
+    assert "history is not kept any more: " in warned[0]
+
+
 async def test_alt_enter_begins_a_new_line_and_enter_sends():
     assert await typed(f"one{ALT_ENTER}two\rnext\r", 2) == ["one\ntwo", "next"]
     assert await typed(f'"""one{ALT_ENTER}two"""\r', 1) == ["one\ntwo"]
@@ -71,6 +93,15 @@ async def test_the_history_is_searched_by_prefix_and_by_any_part():
     for keys, found in (("s", said[1]), ("first", said[2]), (f"first{UP}", said[0])):
         assert await typed(f"{keys}{UP}\r", 1, InMemoryHistory(said)) == [found]
     assert await typed(f"{CTRL_R}two\r\r", 1, InMemoryHistory(said)) == ["second two"]
+
+
+async def test_what_is_no_text_is_not_sent_until_it_is_mended():
+    with create_pipe_input() as pipe, create_app_session(input=pipe, output=DummyOutput()):
+        keyboard = Keyboard(InMemoryHistory(), DummyOutput())
+        pipe.send_bytes(b"caf\xe9 x\r" + DELETE + "é\r".encode())
+        assert await keyboard.read() == "café x"
+        pipe.send_bytes(b"/file caf\xe9\r")
+        assert await keyboard.read() == "/file caf\udce9"
 
 
 async def test_the_history_holds_long_messages_whole(tmp_path):

@@ -43,6 +43,16 @@ async def test_a_file_or_pipe_is_read_to_its_end(content, messages, tmp_path):
     os.close(reader)
 
 
+@pytest.mark.parametrize(("content", "num_ends"), [(b"", 1), (b"one\n", 1), (b"one", 2)])
+async def test_who_asks_ends_the_lines_that_do_not_end_themselves(content, num_ends, tmp_path):
+    (tmp_path / "file").write_bytes(content)
+    said: list[str] = []
+    with open(tmp_path / "file") as file:
+        await read_all(Piped(file.fileno(), said.append))
+    assert said.count("\n") == num_ends
+    assert said[-2:] == [">>> ", "\n"]
+
+
 async def test_a_line_is_given_before_the_next_one_is_there():
     reader, writer = os.pipe()
     lines = Piped(reader)

@@ -73,6 +73,16 @@ def test_a_template_gives_what_flags_do_not(templates, double, address, mlxcel):
     assert asked(double)[-1][0] == "Mine."
 
 
+def test_what_cuts_an_answer_is_named_where_it_was_said(templates, double, address, mlxcel):
+    (templates / "short.toml").write_text('system = "Be brief."\n[options]\nmax_tokens = 2\n')
+    double.finish_reason = "length"
+    for command in ("run", "chat"):
+        ended = mlxcel(command, "--server", address, "--template", "short", stdin=b"hi\n")
+        assert ended.err.startswith("(cut at 2 tokens by template short: max_tokens 2; without it ")
+        flagged = mlxcel(command, "--server", address, "--template", "short", "-n", "2", stdin=b"hi\n")
+        assert flagged.err.startswith("(cut at 2 tokens by --max-tokens 2; without it ")
+
+
 def test_a_template_that_says_all_needs_no_prompt(templates, double, address, mlxcel):
     assert mlxcel("run", "--server", address, "--template", "hi").code == 0
     assert mlxcel("run", "--server", address, "--template", "hi", "-p", "To Ann.").code == 0
@@ -105,6 +115,10 @@ def test_what_is_saved_as_a_template_is_used(double, address, mlxcel):
         (["run", "--save-template", "x"], 2, "there is nothing to keep"),
         (["run", "-p", "x", "-f", "y", "--save-template", "x"], 2, "--file is not kept in a template"),
         (["run", "-p", "x", "--save-template", "review"], 1, "/"),
+        (["run", "-p", "x", "--save-template", "../e"], 2, "'../e' is no name of a template"),
+        (["run", "-p", "x", "--template", "../e"], 2, "'../e' is no name of a template"),
+        (["chat", "--template", ""], 2, "'' is no name of a template"),
+        (["run", "-p", "x", "--save-template", ""], 2, "'' is no name of a template"),
         (["chat", "--session", "a", "--continue"], 2, "--session and --continue name two chats"),
         (["chat", "--session", "a", "--no-session"], 2, "--no-session keeps nothing"),
         (["run", "-p", "x", "--continue", "--no-session"], 2, "--no-session keeps nothing"),

@@ -22,7 +22,7 @@ def shown(*pieces: Piece, reasoning: str) -> answer.Answer:
 
 def test_reasoning_is_hidden(capsys: pytest.CaptureFixture[str]) -> None:
     said = shown(Reasoning("I "), Reasoning("plan."), Text("Hello"), reasoning="hide")
-    answer.remark(said, None, with_stats=False)
+    answer.remark(said, None, by="", with_stats=False)
     assert capsys.readouterr() == ("Hello\n", "")
 
 
@@ -32,9 +32,9 @@ def test_reasoning_is_shown_on_stderr(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_nothing_but_reasoning_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    answer.remark(shown(Reasoning("I plan."), reasoning="hide"), None, with_stats=False)
+    answer.remark(shown(Reasoning("I plan."), reasoning="hide"), None, by="", with_stats=False)
     assert capsys.readouterr() == ("", f"(nothing but reasoning came; {answer.HOW_TO_SEE})\n")
-    answer.remark(shown(Reasoning("I plan."), reasoning="show"), None, with_stats=False)
+    answer.remark(shown(Reasoning("I plan."), reasoning="show"), None, by="", with_stats=False)
     assert capsys.readouterr() == ("", "I plan.\n\n")
 
 

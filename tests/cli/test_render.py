@@ -102,3 +102,46 @@ def test_talk_without_a_stderr_is_no_error(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     render.error("bad")
     assert not render.is_terminal(None)
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("", [""]),
+        ("one two", ["one two"]),
+        ("one two three four", ["one two", "three four"]),
+        ("a-longer-word-than-fits and more", ["a-longer-word-than-fits", "and more"]),
+        ("12345 7890", ["12345 7890"]),
+        ("12345 78901", ["12345", "78901"]),
+        ("\u540d\u524d \u540d\u524d\u540d", ["\u540d\u524d", "\u540d\u524d\u540d"]),
+        ("  indented\n\nnext", ["  indented", "", "next"]),
+    ],
+)
+def test_lines_are_broken_between_words(text, lines):
+    assert render.wrapped(text, 10).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "shown"),
+    [
+        ("model | 5 tokens", 16, "model | 5 tokens"),
+        ("model | 5 tokens", 15, "model | 5 to..."),
+        ("model | 5 tokens", 9, "model..."),
+        ("\u540d\u524d\u540d\u524d", 8, "\u540d\u524d\u540d\u524d"),
+        ("\u540d\u524d\u540d\u524d", 7, "\u540d\u524d..."),
+        ("\u540d\u524d\u540d\u524d", 6, "\u540d..."),
+        ("model", 2, ".."),
+        ("model", 0, ""),
+    ],
+)
+def test_what_is_too_long_for_a_line_ends_in_dots(text, columns, shown):
+    assert render.shortened(text, columns) == shown
+
+
+def test_remarks_are_broken_on_a_terminal_alone(screen, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "10")
+    render.note("one two three four")
+    assert capsys.readouterr().err == "one two three four\n"
+    with redirect_stderr(screen):
+        render.note("one two three four")
+    assert screen.getvalue() == "\x1b[2mone two\nthree four\x1b[0m\n"

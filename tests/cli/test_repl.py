@@ -23,7 +23,8 @@ pytestmark = pytest.mark.anyio
 class Given:
     """Messages that are there already, and the status that each was asked with."""
 
-    def __init__(self, *messages) -> None:
+    def __init__(self, *messages, edits: bool) -> None:
+        self.edits = edits
         self.messages = list(messages)
         self.statuses: list[str] = []
 
@@ -32,11 +33,13 @@ class Given:
         return self.messages.pop(0) if self.messages else None
 
 
-async def chat(double: Double, *messages: str, system: str | None = None, fields=(), **options) -> bool:
+async def chat(
+    double: Double, *messages: str, system: str | None = None, fields=(), edits: bool = False, **options
+) -> bool:
     async with Client(InProcess(double.app()), "http://localhost") as client:
         warned: list[str] = []
         conversation = Conversation(client, system=system, asked=dict(fields), warn=warned.append)
-        lines = Given(*messages)
+        lines = Given(*messages, edits=edits)
         went_well = await Repl(conversation, lines, **options).run()
         double.warned, double.statuses = warned, lines.statuses
         return went_well
@@ -67,7 +70,17 @@ async def test_bye_leaves(word):
 @pytest.mark.parametrize("word", ["/help", "/?"])
 async def test_help_lists_the_commands(word, capsys):
     await chat(Double(), word)
-    assert capsys.readouterr() == ("", help_text() + "\n")
+    assert capsys.readouterr() == ("", help_text(edits=False) + "\n")
+
+
+async def test_help_names_keys_only_where_they_do_something(capsys):
+    keys = ("Alt-Enter", "Ctrl-R", "TAB")
+    for edits in (True, False):
+        await chat(Double(), "/help", edits=edits)
+        said = capsys.readouterr().err
+        assert [key in said for key in keys] == [edits] * len(keys)
+        assert "Ctrl-C" in said
+        assert '"""' in said
 
 
 async def test_clear_forgets_the_turns_and_keeps_the_system_prompt():
@@ -180,11 +193,22 @@ async def test_a_model_without_a_template_is_given_the_plain_transcript_and_that
     assert double.warned == [NO_TEMPLATE]
 
 
+async def test_halves_of_characters_in_an_answer_do_not_keep_the_chat_from_going_on(tmp_path):
+    double = Double(answer=lambda body: ["a\ud83d", "\ude00b\ud83d"])
+    assert await chat(double, "one", "two", kept=chats.kept(tmp_path, "work"))
+    assert asked(double)[1][1] == ("assistant", "a\U0001f600b\ufffd")
+    assert len(transcript.read(tmp_path / "work.json")) == 4
+
+
 async def test_an_answer_that_was_cut_says_so(capsys):
     double = Double(finish_reason="length")
     await chat(double, "one", fields={"max_tokens": 2})
     await chat(double, "one")
-    first, second = capsys.readouterr().err.splitlines()
+    await chat(double, "/set max-tokens 2", "one", fields={"max_tokens": 9})
+    await chat(double, "one", fields={"max_tokens": 2}, bounded_by="template brief: max_tokens")
+    first, second, _, third, fourth = capsys.readouterr().err.splitlines()
+    assert third == "(cut at 2 tokens by /set max-tokens 2; without it the answer runs to its end)"
+    assert fourth == "(cut at 2 tokens by template brief: max_tokens 2; without it the answer runs to its end)"
     assert first == "(cut at 2 tokens by --max-tokens 2; without it the answer runs to its end)"
     assert second == "(cut at 2 tokens: the context is full, or the server allows no more)"
 
@@ -195,6 +219,18 @@ async def test_undo_drops_the_last_turn_and_then_the_one_before(capsys):
     turn = [("user", "one"), ("assistant", "Hello")]
     assert asked(double)[-1] == [("system", "brief"), *turn, ("user", "four")]
     assert capsys.readouterr().err == "(dropped: three)\n(dropped: two)\n"
+
+
+async def test_undo_after_a_file_tells_the_question_and_not_the_files_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a").write_text("secret ```\n")
+    (tmp_path / "b c").write_text("secret\n\nb:\n")
+    messages = ["/file a", "/file b c", "Why?\nAnd how?", "/undo", "/file a", "w" * 99, f"/save {tmp_path / 's'}"]
+    await chat(Double(), *messages, f"/load {tmp_path / 's'}", "/undo")
+    said = capsys.readouterr().err.splitlines()
+    assert said[2] == "(dropped: Why? And how? (with a, b c))"
+    assert said[-2] == f'(1 turn, the last "{"w" * 57}... (with a)" loaded from {tmp_path / "s"})'
+    assert said[-1] == f"(dropped: {'w' * 57}... (with a))"
 
 
 async def test_undo_with_nothing_left(capsys):
@@ -268,6 +304,7 @@ async def test_set_alone_shows_every_field(capsys):
         ("max_tokens -2", "max_tokens must be at least -1, not -2"),
         ("max_tokens many", "max_tokens must be a whole number, not 'many'"),
         ('stop ""', "stop: an empty text would end every answer before it begins"),
+        ('stop "\\ud83d"', "stop is not UTF-8 text: half of a character, \\ud83d, at 0"),
         ('stop "a', 'stop: "a is not closed or has an escape that JSON does not know'),
     ],
 )
@@ -367,8 +404,20 @@ async def test_tokens_counts_the_conversation_with_what_is_attached(tmp_path, ca
     (tmp_path / "a").write_text("one two three")
     await chat(Double(), "one two", "/tokens", f"/file {tmp_path / 'a'}", "/tokens", system="be brief")
     said = capsys.readouterr().err.splitlines()
-    assert said[0] == "(context 5 of 100 (5%))"
-    assert said[2] == "(context 11 of 100 (11%))"
+    last = "; the last one and its answer, as in the status, 6 of 100 (6%))"
+    assert said[0] == f"(the next prompt takes 5 of 100 (5%), without what you will ask{last}"
+    assert said[2] == f"(the next prompt takes 11 of 100 (11%), without what you will ask{last}"
+
+
+async def test_tokens_says_of_the_last_answer_what_the_status_and_stats_say(capsys):
+    double = Double()
+    await chat(double, "/tokens", "one", "/tokens", "/stats", "/undo", "/tokens", system="be brief")
+    before, with_both, numbers, _, after = capsys.readouterr().err.splitlines()
+    assert before == "(the next prompt takes 2 of 100 (2%), without what you will ask)"
+    assert with_both.endswith("as in the status, 6 of 100 (6%))")
+    assert "context 6 of 100 (6%)" in double.statuses[2]
+    assert numbers.startswith("prompt: 4 tokens, 40.0 tokens/s | new: 2 tokens")
+    assert after == before
 
 
 async def test_a_server_that_does_not_count_tokens_is_named(capsys):
@@ -420,12 +469,35 @@ async def test_a_loaded_conversation_is_another_chat(tmp_path):
 
 async def test_a_chat_that_cannot_be_kept_says_so_once_and_goes_on(tmp_path, capsys):
     (tmp_path / "file").write_text("")
+    (tmp_path / "link.json").symlink_to("nothing")
+    saved = tmp_path / "saved.json"
+    places = ((tmp_path / "file" / "sessions", None, "cannot be made"), (tmp_path, "link", "is a link to a file"))
+    for folder, name, why in places:
+        double = Double()
+        await chat(double, "one", "two", f"/save {saved}", kept=chats.kept(folder, name))
+        assert [len(turns) for turns in asked(double)] == [1, 3]
+        error, hint, last = capsys.readouterr().err.splitlines()
+        assert error.startswith("error: this chat is not kept any more: ")
+        assert why in error
+        assert hint == "hint: /save FILE writes it elsewhere"
+        assert last == f"(saved to {saved})"
+        assert len(transcript.read(saved)) == 4
+        saved.unlink()
+
+
+async def test_a_chat_whose_file_cannot_be_looked_at_goes_on(tmp_path, capsys):
     double = Double()
-    await chat(double, "one", "two", kept=chats.kept(tmp_path / "file" / "sessions", None))
-    assert len(double.asked) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: this chat is not kept any more: ")
-    assert said.count("\n") == 1
+    kept = chats.kept(tmp_path, "work")
+
+    def answer(body) -> list[str]:
+        (tmp_path / "work.json").unlink(missing_ok=True)
+        (tmp_path / "work.json").symlink_to("work.json")
+        return ["Hello"]
+
+    double.answer = answer
+    await chat(double, "one", "two", kept=kept)
+    assert len(asked(double)[1]) == 3
+    assert "error: this chat is not kept any more: " in capsys.readouterr().err
 
 
 async def test_save_overwrites_nothing_but_its_own(tmp_path, capsys):

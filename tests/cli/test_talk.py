@@ -173,6 +173,14 @@ def test_what_a_person_can_mend_is_one_line_and_a_hint(arguments, code, error, m
     assert second.startswith("hint: ")
 
 
+@pytest.mark.parametrize("flag", ["-p", "-s", "--stop", "--param"])
+def test_an_argument_that_is_no_text_is_wrong_usage(flag, mlxcel):
+    ended = mlxcel("run", "-p", "hi", flag, "a=\udcff")
+    assert (ended.code, ended.out) == (2, "")
+    assert f"'{flag}'" in ended.err
+    assert "it is not UTF-8 text: byte 0xff at 2\n" in ended.err
+
+
 def test_a_flag_that_is_to_arrive_is_known(mlxcel):
     assert "hint: --log-level has not arrived" in mlxcel("run", "--log-level", "x").err
 
@@ -189,7 +197,13 @@ def test_a_schema_is_sent_as_it_is_written(command, double, address, mlxcel, tmp
     assert list(asked["json_schema"]["schema"]["properties"]) == ["z", "é"]
 
 
-@pytest.mark.parametrize("written", [None, b"{", b"[]", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(None, b"{", b"[]", b"\xff", b"[" * 100_000),
+        *(b'{"a": NaN}', b'{"a": -Infinity}', b'{"a": 1e999}', b'{"a": "\\ud83d"}'),
+    ],
+)
 def test_a_schema_that_is_none_ends_the_command_before_a_model_is_loaded(written, mlxcel, tmp_path):
     file = tmp_path / "schema.json"
     if written is not None:
@@ -230,7 +244,7 @@ def test_a_chat_and_a_completion_in_this_process(tiny, mlxcel):
 def test_a_chat_in_this_process_counts_its_tokens(tiny, mlxcel):
     ended = mlxcel("chat", str(tiny), "-n", "4", stdin=b"/tokens\none\n/tokens\n")
     assert ended.code == 0
-    counts = re.findall(r"\(context (\d+) of 4096 \(\d%\)\)", ended.err)
+    counts = re.findall(r"\(the next prompt takes (\d+) of 4096 \(\d%\)", ended.err)
     assert int(counts[0]) < int(counts[1])
 
 
@@ -251,6 +265,17 @@ def test_a_model_that_cannot_load_ends_the_command(command, tmp_path, mlxcel):
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.count("error: ") == 1
     assert "nonsense" in ended.err
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n", b"hi\n", None])
+def test_a_chat_with_nobody_ends_with_1(stdin, mlxcel):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    ended = mlxcel("chat", "--server", address, stdin=stdin)
+    asked_once = mlxcel("run", "--server", address, "-p", "hi", stdin=stdin)
+    assert (ended.code, ended.err) == (asked_once.code, asked_once.err)
+    assert ended.code == 1
+    assert ended.err.startswith(f"error: no server answers at {address}\nhint: ")
 
 
 def test_a_chat_without_a_stdin_ends(address, mlxcel):

@@ -1,9 +1,12 @@
 """Templates: read, filled, written, and refused by name where they say something else."""
 
+import os
+
 import pytest
 
 from engine.errors import MlxcelError, UserError
 from mlxcel_cli import templates
+from mlxcel_cli.errors import WrongUsage
 from mlxcel_cli.templates import Template
 
 FULL = '''
@@ -37,7 +40,6 @@ def test_a_template_is_read_and_filled(folder):
     assert template.takes_input
     assert template.filled("x = 1", {}) == ("You are a reviewer.", "Review this, for $5:\n\nx = 1")
     assert template.filled("$role", {"role": "poet"}) == ("You are a poet.", "Review this, for $5:\n\n$role")
-    assert templates.read(str(folder / "review.toml"), folder / "nowhere").asked == template.asked
 
 
 def test_input_goes_behind_a_prompt_that_has_no_place_for_it():
@@ -87,10 +89,34 @@ def test_a_dollar_that_is_no_variable_is_refused():
         Template("t", prompt="It costs $5").filled("x", {})
 
 
-@pytest.mark.parametrize("name", ["", ".", ".hidden"])
+@pytest.mark.parametrize("texts", [{"prompt": "$"}, {"prompt": "x", "system": "It costs $5"}], ids=str)
+def test_a_dollar_that_is_no_variable_is_not_written(texts, tmp_path):
+    with pytest.raises(UserError, match=r"template t: a \$ that begins no variable is written \$\$"):
+        templates.write("t", tmp_path, Template("t", **texts))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", ".hidden", "../e", "a/b", "/a", "a\n", "a\x1b[1m", "\x85", "\udcff"]
+)
 def test_a_name_is_a_name(name, folder):
-    with pytest.raises(UserError, match="no name of a template"):
-        templates.read(name, folder)
+    with pytest.raises(WrongUsage, match="no name of a template"):
+        templates.read(name, folder / "deep")
+    with pytest.raises(WrongUsage, match="no name of a template"):
+        templates.write(name, folder / "deep", Template(name, prompt="x"))
+    assert [path.name for path in folder.iterdir()] == ["review.toml"]
+
+
+def test_a_name_may_have_spaces_dots_and_letters_of_any_script(tmp_path):
+    for name in ("code review", "v1.2", "übung", "名前", "a.toml"):
+        templates.write(name, tmp_path, Template(name, prompt="x"))
+        assert templates.read(name, tmp_path).prompt == "x"
+
+
+def test_a_pipe_is_no_template_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "t.toml")
+    with pytest.raises(UserError, match=r"the template .*t\.toml is no file that ends"):
+        templates.read("t", tmp_path)
 
 
 def test_a_template_that_is_not_there_names_the_nearest(folder):

@@ -1,6 +1,7 @@
 """The program at a real terminal: a pseudo-terminal, and a server double that answers."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from tests.cli.double import Double
 from tests.cli.terminal import PROGRAM, Terminal
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
+PASTES_ON, PASTES_OFF = b"\x1b[?2004h", b"\x1b[?2004l"
 
 
 @pytest.fixture
@@ -45,6 +47,26 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(double: Double, address, at
     assert [body["messages"] for _, body in double.asked] == [
         [{"role": "user", "content": t}] for t in ("one", "two")
     ]
+
+
+@pytest.mark.parametrize("environment", [{}, {"TERM": "dumb"}], ids=str)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_chat_that_is_ended_leaves_the_terminal_as_it_was(
+    answers, number, environment, double: Double, address, at_terminal
+):
+    double.hold = True
+    terminal = at_terminal("chat", "--server", address, environment=environment)
+    terminal.wait_for(b">>>")
+    if answers:
+        terminal.type(b"one\r")
+        terminal.wait_for(b"Hello")
+        assert not terminal.echoes
+    terminal.send(number)
+    assert terminal.ended() == -number
+    assert terminal.echoes
+    assert terminal.all.rfind(PASTES_ON) < terminal.all.rfind(PASTES_OFF) or environment
+    assert b"Traceback" not in terminal.all
 
 
 def test_ctrl_c_during_run_prints_what_came_and_ends_with_130(double: Double, address, at_terminal):
@@ -83,8 +105,20 @@ def test_a_dumb_terminal_chats_without_cursor_movement(double: Double, address, 
     terminal.wait_for(b"...", b"Hello", b">>>")
     terminal.type(CTRL_D)
     assert terminal.ended() == 0
+    assert terminal.all.endswith(b">>> \r\n")
     assert b"\x1b" not in terminal.all
     assert double.asked[-1][1]["messages"][-1]["content"] == "two\nlines"
+
+
+def test_the_help_of_a_dumb_terminal_names_no_key_that_it_has_not(address, at_terminal):
+    terminal = at_terminal("chat", "--server", address, environment={"TERM": "dumb"})
+    terminal.wait_for(b">>>")
+    terminal.type(b"/help\r")
+    terminal.wait_for(b"Ctrl-C", b">>>")
+    assert b"Alt-Enter" not in terminal.all
+    terminal.type(b"/bye\r")
+    assert terminal.ended() == 0
+    assert terminal.all.endswith(b"/bye\r\n")
 
 
 def test_control_bytes_of_an_answer_do_not_reach_a_terminal(double: Double, address, at_terminal):

@@ -61,11 +61,11 @@ def test_ctrl_c_in_mid_answer_leaves_a_clean_screen_and_drops_the_turn(double, a
     chat.type("ahead", CTRL_C)
     chat.wait_for("stopped")
     double.hold = False
-    chat.wait_for(">>>", 2)
-    chat.type("two", ENTER)
+    chat.wait_for(">>> ahead")
+    chat.type(" two", ENTER)
     chat.wait_for(">>>", 3)
     stopped = ["(stopped; the turn is dropped, /retry asks again)"]
-    expected = [GREETING, ">>> one", "Hello", "", *stopped, ">>> two", "Hello", "", ">>>"]
+    expected = [GREETING, ">>> one", "Hello", "", *stopped, ">>> ahead two", "Hello", "", ">>>"]
     assert chat.text.splitlines()[: len(expected)] == expected
     assert [len(body["messages"]) for _, body in double.asked] == [1, 1]
 
@@ -97,6 +97,20 @@ def test_what_is_typed_during_an_answer_waits_for_the_next_prompt(double, addres
     more.set()
     chat.wait_for(">>> ahead")
     assert chat.text.splitlines()[:5] == [GREETING, ">>> one", "Hello", "", ">>> ahead"]
+
+
+def test_a_narrow_terminal_breaks_no_word_and_shortens_the_status(double, address, pane):
+    chat = pane(program("chat", "--server", address), columns=40)
+    chat.wait_for(">>>")
+    chat.type("/stats on", ENTER)
+    chat.wait_for(">>>", 2)
+    chat.type("one", ENTER)
+    chat.wait_for(">>>", 3)
+    chat.wait_for("double | 2 tokens, 20.0 tokens/s | co...")
+    broken = ["prompt: 4 tokens, 40.0 tokens/s | new: 2", "tokens, 20.0 tokens/s | first token", "after 0."]
+    assert "\n".join(broken) in chat.text
+    chat.resize(60, 20)
+    chat.wait_for("double | 2 tokens, 20.0 tokens/s | context 6 of 100 (6%)")
 
 
 def test_history_is_there_after_a_restart_and_so_is_the_chat(double, address, pane):

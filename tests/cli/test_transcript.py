@@ -1,6 +1,7 @@
 """A conversation's file: whole or not there, and refused in one line where it is something else."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -62,6 +63,8 @@ def said(*messages) -> str:
         (said({"role": "user", "content": None}), "message 1 should be a text of the user's"),
         (said({**TURN[0], "name": "x"}, TURN[1]), "message 1 should be a text of the user's"),
         (said(TURN[0]), "its last question has no answer"),
+        (said(TURN[0], {**TURN[1], "content": "a\ud83d"}), "message 2 is not UTF-8 text: half of a character, "),
+        (said({**SYSTEM, "content": "\udcff"}), "message 1 is not UTF-8 text: byte 0xff at 0"),
     ],
 )
 def test_a_file_that_holds_something_else(text, error, tmp_path):
@@ -76,3 +79,24 @@ def test_a_file_that_is_no_text_or_no_file(tmp_path):
     for path in (tmp_path / "a", tmp_path, tmp_path / "missing"):
         with pytest.raises(UserError, match="cannot be read"):
             transcript.read(path)
+
+
+def test_a_pipe_is_no_conversation_and_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a")
+    with pytest.raises(UserError, match="a is no file that ends"):
+        transcript.read(tmp_path / "a")
+    with pytest.raises(UserError, match="exists already"):
+        transcript.write(tmp_path / "a", TURN, replaces=False)
+
+
+def test_a_pipe_in_the_place_of_the_draft_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / ".a.draft")
+    transcript.write(tmp_path / "a", TURN, replaces=False)
+    assert transcript.read(tmp_path / "a") == TURN
+
+
+def test_a_link_to_nothing_is_told_and_left(tmp_path):
+    (tmp_path / "a").symlink_to("nothing")
+    with pytest.raises(UserError, match="a cannot be written: it is a link to a file that is not there"):
+        transcript.write(tmp_path / "a", TURN, replaces=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kernels import native
+from tests.threads import aside
 
 PAGE = 16
 TYPES = (mx.float32, mx.float16, mx.bfloat16)
@@ -261,6 +262,7 @@ def test_pages_are_as_dense_storage(level, rng, dtype, dim, options):
 
 
 @pytest.mark.parametrize("bad", [-1, 4, 2**31 - 1, -(2**31)])
+@aside
 def test_a_table_that_leaves_the_pool_is_an_error_and_writes_nothing(compiled, bad):
     tokens = mx.ones((20, 2, 1, 32))
     pools = tuple(mx.zeros((1, 2, 4 * PAGE, 32)) for _ in range(2))

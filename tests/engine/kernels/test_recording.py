@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from engine.kernels import native
+from tests.threads import aside, in_threads
 
 VOCAB_SIZE, NUM_HEADS, DIM, CAPACITY = 16, 2, 8, 64
 
@@ -179,6 +180,7 @@ def test_rows_that_begin_alike_but_lie_apart_are_laid_out_each(first):
     assert mx.array_equal(step.run([1, 2], [0, 0], [], []), products(mx.array([[1], [2]])))
 
 
+@aside
 def test_an_operation_that_fails_fails_its_step_alone():
     """MLX's own operation raises where the matrix has no inverse, and the recording goes on with the next step."""
     embedding = mx.array([[0.0, 0, 0, 0], [1, 0, 0, 1]])
@@ -192,26 +194,6 @@ def test_an_operation_that_fails_fails_its_step_alone():
         with pytest.raises(RuntimeError, match="Inverse"):
             step.run([1], [0], [], [])
         assert mx.array_equal(step.run([0], [0], [], []), expected)
-
-
-def in_threads(count, target):
-    """Calls target(0) to target(count - 1) at once; what was raised in any of them is raised here."""
-    faults = []
-
-    def call(number):
-        try:
-            target(number)
-        except Exception as fault:  # noqa: BLE001 - handed over below
-            faults.append(fault)
-
-    threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a call hangs"
-    if faults:
-        raise faults[0]
 
 
 def test_threads_that_run_one_recording_take_turns():

@@ -15,7 +15,7 @@ def in_threads(count: int, target: Callable[[int], None]) -> None:
     def call(number: int) -> None:
         try:
             target(number)
-        except Exception as fault:
+        except Exception as fault:  # noqa: BLE001 - handed over below
             faults.append(fault)
 
     threads = [threading.Thread(target=call, args=(number,), daemon=True) for number in range(count)]
@@ -31,8 +31,8 @@ def in_threads(count: int, target: Callable[[int], None]) -> None:
 def aside(test: Callable[..., None]) -> Callable[..., None]:
     """Runs a test that has MLX's own thread fail, beside the main thread.
 
-    An error that MLX meets while the main thread hands it more work costs its scheduler the count of a task. A later
-    evaluation in this process may then wait for ever for that task to end.
+    An error that MLX meets while the main thread hands it more work costs its scheduler the count of a task. A
+    later evaluation in this process may then wait for ever for that task to end.
     """
 
     @functools.wraps(test)

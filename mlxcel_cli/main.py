@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from engine.errors import MlxcelError
-from mlxcel_cli import render
+from mlxcel_cli import config, render
 from mlxcel_cli.errors import WrongUsage
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -43,12 +43,7 @@ COMMANDS = {
 }
 
 # Flags that are planned but not here yet: whoever knows them from elsewhere is told so.
-# fmt: off
-ARRIVING = frozenset({
-    "--no-prompt-cache", "--prompt-cache-bytes", "--prompt-cache-ttl", "--threads", "--log-level", "--log-format",
-    "--no-warmup", "--no-web", "--chat-template-args", "--stall-timeout", "--cache-dtype",
-})
-# fmt: on
+ARRIVING = frozenset({"--no-warmup", "--chat-template-args"})
 
 
 class _Group(TyperGroup):
@@ -146,6 +141,8 @@ def _usage_hint(problem: Any) -> str:
     option = getattr(problem, "option_name", "")
     if option in ARRIVING:
         return f"{option} has not arrived in this version"
+    if option.removeprefix("--").replace("-", "_") in config.table():
+        return f"{option} is a flag of mlxcel serve"
     command = problem.ctx.command_path if problem.ctx else "mlxcel"
     return f"{command} --help lists what there is"
 

@@ -234,7 +234,9 @@ class Bridge:
 
     def _announce(self) -> None:
         self._loaded.set()
-        for note in self._loop.model.notes if self._loop.model and not self._loop.fault else ():
-            log.info("%s", note)
+        if self._loop.model is not None and self._loop.fault is None:
+            for note in self._loop.model.notes:
+                log.info("%s", note)
+            log.info("ready to answer")
         if self._loop.fault is not None:
             self._on_fault(self._loop.fault)

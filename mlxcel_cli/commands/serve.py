@@ -51,5 +51,9 @@ def serve(
             raise typer.Exit(part.follow())
     options = {} if part is None else {"open_engine": part.open, "guard": part.guard}
     raise typer.Exit(
-        run_server(server, lambda address: say(f"{server.served_name} is served at {address}"), **options)
+        run_server(
+            server,
+            lambda address: say(f"{server.served_name} is served at {address} once it is loaded"),
+            **options,
+        )
     )

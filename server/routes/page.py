@@ -9,6 +9,7 @@ from server.page import HEADERS, file_at
 async def page(request: Request) -> Response:
     file = file_at(request.url.path)
     headers = {**HEADERS, "etag": file.etag}
-    if file.etag in request.headers.get("if-none-match", "").replace("W/", "").split(", "):
+    held = request.headers.get("if-none-match", "")
+    if held.strip() == "*" or file.etag in (tag.strip().removeprefix("W/") for tag in held.split(",")):
         return Response(status_code=304, headers=headers)
     return Response(file.content, headers={**headers, "content-type": file.media_type})

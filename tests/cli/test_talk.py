@@ -181,8 +181,18 @@ def test_an_argument_that_is_no_text_is_wrong_usage(flag, mlxcel):
     assert "it is not UTF-8 text: byte 0xff at 2\n" in ended.err
 
 
-def test_a_flag_that_is_to_arrive_is_known(mlxcel):
-    assert "hint: --log-level has not arrived" in mlxcel("run", "--log-level", "x").err
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--log-level", "--log-level is a flag of mlxcel serve"),
+        ("--no-warmup", "--no-warmup has not arrived in this version"),
+        ("--nonsense", "mlxcel run --help lists what there is"),
+    ],
+)
+def test_an_unknown_flag_is_told_where_it_is_known(flag, hint, mlxcel):
+    ended = mlxcel("run", flag, "x")
+    assert ended.code == 2
+    assert f"hint: {hint}" in ended.err
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

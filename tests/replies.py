@@ -27,6 +27,8 @@ ADD = {
 }
 SUB = {"type": "function", "function": {"name": "sub"}}
 TOOLS = HI | {"tools": [ADD, SUB]}
+# Random weights like blanks, of which JSON allows any number: a `logit_bias` that has them come to the point.
+NO_BLANKS = {str(token): -100 for token in tokens_of(" \t\r\n")}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
 LONG = "x, y" * 50
 LONG_CALL = CALL.replace("2", json.dumps(LONG))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.text.channels import CALLED, CHANNEL, END, MESSAGE, START
-from tests.replies import ADD, CALL, HI, SUB, answered, called, script
+from tests.replies import ADD, CALL, HI, NO_BLANKS, SUB, answered, called, script
 from tests.serving import CHAT, ScriptedSampler, served
 from tests.templates import CODER, HARMONY, PLAIN, THINKING, THINKS_ITSELF, checkpoint
 from tests.tiny import byte_tokenizer
@@ -46,10 +46,11 @@ def in_channels(text: str) -> ScriptedSampler:
 async def test_a_model_of_prose_calls(tmp_path: Path, name: str, choice: Any, names: set[str]) -> None:
     """Random weights, which know of no tool."""
     body = HI | {"tools": FORCED, "tool_choice": choice, "max_tokens": 300, "parallel_tool_calls": False}
+    body |= {"logit_bias": NO_BLANKS}
     if name in ("thinking", "thinks"):
         body |= {"thinking_budget": 4}
     if name == "harmony":  # so that a thought, which may go on for ever, is soon over
-        body |= {"logit_bias": {str(byte_tokenizer(CHANNELS).token_to_id(END)): 12}}
+        body |= {"logit_bias": NO_BLANKS | {str(byte_tokenizer(CHANNELS).token_to_id(END)): 12}}
     async with served(written(tmp_path, name)) as service:
         for sampling in ({"temperature": 0}, {"temperature": 1, "seed": 1}, {"temperature": 1, "seed": 2}):
             answer = await answered(service, body | sampling)
@@ -62,7 +63,7 @@ async def test_a_model_of_prose_calls(tmp_path: Path, name: str, choice: Any, na
 @pytest.mark.parametrize("budget", [0, 1, 4, 40])
 async def test_a_thought_in_channels_has_a_budget_and_a_call_follows(tmp_path: Path, budget: int) -> None:
     """The model has a thought to begin with, and the end that its budget puts to it leaves room for the call."""
-    opens = {"logit_bias": {str(byte_tokenizer(CHANNELS).token_to_id(CHANNEL)): 14}}
+    opens = {"logit_bias": NO_BLANKS | {str(byte_tokenizer(CHANNELS).token_to_id(CHANNEL)): 14}}
     asked = {"tools": FORCED, "tool_choice": "required", "max_tokens": 300, "thinking_budget": budget}
     num_thoughts = 0
     async with served(written(tmp_path, "harmony")) as service:

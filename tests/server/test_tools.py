@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 
-from tests.replies import ADD, BROKEN_CALL, CALL, HI, LONG, LONG_CALL, OTHER, TOOLS, answered, called, script
+from tests.replies import (
+    ADD,
+    BROKEN_CALL,
+    CALL,
+    HI,
+    LONG,
+    LONG_CALL,
+    NO_BLANKS,
+    OTHER,
+    TOOLS,
+    answered,
+    called,
+    script,
+)
 from tests.serving import CHAT, ScriptedSampler, served, tokens_of
 from tests.templates import CODER, HARMONY, PLAIN, THINKING, THINKS_ITSELF, checkpoint
 
@@ -204,6 +217,7 @@ FORCED: list[dict[str, Any]] = [
 async def test_a_call_is_forced(tmp_path: Path, template: str, choice: Any, names: set[str]) -> None:
     """Whatever a model with random weights would say."""
     asked = {"tools": FORCED, "tool_choice": choice, "max_tokens": 400, "parallel_tool_calls": False}
+    asked |= {"logit_bias": NO_BLANKS}
     if template == THINKS_ITSELF:
         asked["thinking_budget"] = 5
     async with served(checkpoint(tmp_path, template)) as service:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from engine.errors import EngineFault
+from engine.errors import EngineFault, EngineStopped
 from server.roles import wire
 from server.roles.counts import Counts
 from server.roles.sockets import Sockets, unheard
@@ -181,6 +181,8 @@ class Peer:
             case _:
                 if isinstance(message, wire.Said) and self.welcome is not None:
                     wire.check_said(message, self.welcome.vocab_size)
+                if isinstance(message, wire.Ended) and isinstance(message.error, EngineStopped):
+                    self.pong = None  # it is about to go: whether it takes anything, it says when it is asked next
                 if inbox := self._inboxes.get(message.number):
                     inbox.put_nowait(message)
                 elif not isinstance(message, wire.Ended):

@@ -139,5 +139,7 @@ async def test_what_a_template_does_not_ask_for_is_refused_wherever_it_is_said(t
             refused = await service.client.post(CHAT, json=HI | {"chat_template_kwargs": arguments})
             assert refused.status_code == 400, arguments
             assert next(iter(arguments)) in refused.json()["error"]["param"]
-        off = await service.client.post(CHAT, json=HI | {"max_tokens": 3, "chat_template_kwargs": {"enable_thinking": False}})
+        off = await service.client.post(
+            CHAT, json=HI | {"max_tokens": 3, "chat_template_kwargs": {"enable_thinking": False}}
+        )
         assert off.status_code == 200

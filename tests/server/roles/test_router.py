@@ -179,6 +179,19 @@ async def test_a_node_that_drains_gets_nothing_new_and_loses_nobody(tiny: Path) 
         assert (await one.client.post("/router/nodes/nobody/drain")).status_code == 404
 
 
+async def test_a_node_that_says_that_it_goes_is_asked_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.roles.peer.PING_S", 60.0)  # so that it says so to nobody else
+    async with parts(tiny, prefill=2, decode=2) as one:
+        expected = await answer(one)
+        going = [one.prefill[0], one.decode[0]]
+        for service in going:
+            one.worker(service).drain()
+        before = one.router.course.counts["rerouted"]
+        for _ in range(4):
+            assert await answer(one) == expected
+        assert one.router.course.counts["rerouted"] - before <= len(going)
+
+
 async def test_requests_beyond_what_may_wait_are_refused_before_anything_runs(tiny: Path) -> None:
     gate = Gate()
     async with parts(tiny, gates={"prefill": gate}, of_nodes={"parallel": 1}, max_queue_depth=1) as one:

@@ -17,6 +17,7 @@ from server.config import ServerConfig
 from server.openapi import OPERATIONS, ROUTER_OPERATIONS
 from server.roles import wire
 from server.roles.peer import NodeLost
+from server.roles.worker import Worker
 from tests.cluster import free_ports
 from tests.server.roles.parts import Parts, parts, until
 from tests.serving import CHAT, COMPLETIONS, Gate
@@ -35,6 +36,14 @@ async def answer(one: Parts, **more: Any) -> str:
     assert response.status_code == 200, response.text
     text: str = response.json()["choices"][0]["text"]
     return text
+
+
+async def held(one: Parts, gate: Gate) -> tuple[asyncio.Task[str], Worker]:
+    """A request that is on its way, and the decode node at whose shut `gate` it waits."""
+    gate.shut()
+    asking = asyncio.create_task(answer(one))
+    busy = await until(lambda: [s for s in one.decode if one.worker(s)._jobs], "a node has the request")
+    return asking, one.worker(busy[0])
 
 
 def rows(pool: Any) -> list[Any]:
@@ -128,10 +137,7 @@ async def test_a_node_that_says_what_none_says_is_left(tiny: Path, said: bytes) 
     gate = Gate()
     async with parts(tiny, decode=2, gates={"decode": gate}) as one:
         expected = await answer(one)
-        gate.shut()
-        asking = asyncio.create_task(answer(one))
-        busy = await until(lambda: [s for s in one.decode if one.worker(s)._jobs], "a node has the request")
-        worker = one.worker(busy[0])
+        asking, worker = await held(one, gate)
         [(router, _)] = worker._jobs
         worker._socket.send_multipart([router, said])
         await until(lambda: one.router.stats(addresses=False)["metrics"]["rerouted_requests"], "it is left")
@@ -262,10 +268,7 @@ async def test_a_router_that_was_silent_hears_that_its_requests_were_ended(tiny:
     gate = Gate()
     async with parts(tiny, decode=2, gates={"decode": gate}) as one:
         expected = await answer(one)
-        gate.shut()
-        asking = asyncio.create_task(answer(one))
-        busy = await until(lambda: [s for s in one.decode if one.worker(s)._jobs], "a node has the request")
-        worker = one.worker(busy[0])
+        asking, worker = await held(one, gate)
 
         def elsewhere() -> bool:
             for router in worker._heard_s:

@@ -90,13 +90,16 @@ class Kept:
 def kept(folder: Path, name: str | None, *, goes_on: bool = False) -> Kept:
     """The chat called `name` in `folder`, begun where there is none; without a name, a new one.
 
-    `goes_on`: the one that was written last. Raises UserError for a name that is none, and where nothing is kept.
+    `goes_on`: the one that was written last, of those in which something was said. Raises UserError for a name
+    that is none, and where nothing is kept.
     """
     if goes_on:
-        if not (written := names(folder)):
-            raise UserError("there is no chat to continue", hint=f"every chat at a terminal is kept in {folder}")
-        name = written[0]
-    elif name is not None and not NAME.fullmatch(name):
+        for written in names(folder):
+            found = Kept(folder, written, now=datetime.datetime.now)
+            if any(message["role"] != "system" for message in found.messages):
+                return found
+        raise UserError("there is no chat to continue", hint=f"every chat at a terminal is kept in {folder}")
+    if name is not None and not NAME.fullmatch(name):
         raise UserError(f"{name!r} is no name of a session", hint=FORMS)
     return Kept(folder, name, now=datetime.datetime.now)
 

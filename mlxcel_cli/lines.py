@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from engine.errors import UserError
+from mlxcel_cli.interrupt import interrupt_calls
 
 PROMPT, CONTINUED = ">>> ", "... "
 QUOTES = '"""'
@@ -43,12 +44,13 @@ def unquoted(text: str) -> str:
 class Piped:
     """Messages from a descriptor as it is: one a line, or one between three quotes.
 
-    `ask` is told each prompt, and the end of a line that has none of its own (Ctrl-D at a terminal).
+    `ask`, where somebody types, is told each prompt, and the end of a line that has none of its own: by Ctrl-D, or
+    by Ctrl-C, at which the terminal forgets the line.
     """
 
     edits = False
 
-    def __init__(self, descriptor: int, ask: Callable[[str], None] = lambda prompt: None) -> None:
+    def __init__(self, descriptor: int, ask: Callable[[str], None] | None = None) -> None:
         self._descriptor = descriptor
         self._ask = ask
         self._rest = b""
@@ -63,18 +65,27 @@ class Piped:
         return None if line is None else unquoted(line)
 
     async def _line(self, prompt: str) -> str | None:
-        self._ask(prompt)
+        if self._ask is None:
+            await self._fill()
+        else:
+            ask = self._ask
+            ask(prompt)
+            with interrupt_calls(lambda: ask(f"\n{prompt}")):
+                await self._fill()
+            if b"\n" not in self._rest:
+                ask("\n")
+        if not self._rest:
+            return None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return text_of(line).removesuffix("\r")
+
+    async def _fill(self) -> None:
+        """Read until a line is whole, or there is no more."""
         while b"\n" not in self._rest and not self._ended:
             await _readable(self._descriptor)
             piece = os.read(self._descriptor, READ_BYTES)
             self._rest += piece
             self._ended = not piece
-        if b"\n" not in self._rest:
-            self._ask("\n")
-        if not self._rest:
-            return None
-        line, _, self._rest = self._rest.partition(b"\n")
-        return text_of(line).removesuffix("\r")
 
 
 async def _readable(descriptor: int) -> None:

@@ -55,17 +55,24 @@ class Talk:
 
 def answer_once(talk: Talk, prompt: str) -> int:
     """Answer one prompt; the exit code."""
-    return _outcome(_answer(talk, prompt, raw=False))
+    return _once(_answer(talk, prompt, raw=False))
 
 
 def continue_text(talk: Talk, text: str) -> int:
     """Continue one text as it is; the exit code."""
-    return _outcome(_answer(talk, text, raw=True))
+    return _once(_answer(talk, text, raw=True))
 
 
 def converse(talk: Talk) -> int:
     """Chat until the person leaves or stdin ends; the exit code."""
     return _outcome(_converse(talk))
+
+
+def _once(talk: Coroutine[Any, Any, bool]) -> int:
+    code = _outcome(talk)
+    if code == INTERRUPTED:
+        render.note("(stopped)")
+    return code
 
 
 def _outcome(talk: Coroutine[Any, Any, bool]) -> int:

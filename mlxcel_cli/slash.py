@@ -18,7 +18,7 @@ COMMANDS = (
     Command(("/clear",), "", "forget the conversation and begin another; the system prompt stays"),
     Command(("/system",), "[TEXT]", "set the system prompt, or show it"),
     Command(("/file",), "[PATH]", "put a file's text into the next message; alone: list them, `-`: none"),
-    Command(("/retry",), "", "drop the last answer and ask again"),
+    Command(("/retry",), "", "ask the last question again, also one that was stopped, failed or undone"),
     Command(("/undo",), "", "drop the last turn; again: the one before"),
     Command(("/save",), "[FILE]", "write the conversation to a new file, or again to its own"),
     Command(("/load",), "FILE", "go on from a saved conversation in place of this one"),

@@ -52,7 +52,8 @@ def read(path: Path) -> list[Message]:
         files.demand_end(path, path)
         said = json.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise UserError(f"{path} cannot be read: {reason}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} holds no conversation: it is not JSON ({error})") from None
     messages = said.get("messages") if isinstance(said, dict) else None

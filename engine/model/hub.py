@@ -33,7 +33,9 @@ SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 TOKENIZERS = (*TOKENIZER_FILES, "*.tiktoken")
 WEIGHTS = "model*.safetensors"
 PIECE_BYTES = 1 << 20
-ENDPOINT_HINT = "HF_ENDPOINT and HTTPS_PROXY hold; what has come is kept for the next attempt"
+ENDPOINT_HINT = (
+    "name a mirror with HF_ENDPOINT, or a proxy with HTTPS_PROXY; what has come is kept for the next attempt"
+)
 
 _NAME = re.compile(
     r"(?:(?P<owner>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<name>[A-Za-z0-9_][A-Za-z0-9._-]*)"

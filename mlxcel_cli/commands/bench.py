@@ -224,7 +224,9 @@ async def _speed(settings: config.Settings, sizes: "Sizes", tell: Callable[[str]
 async def _load(plan: "Plan", targets: list["Target"], tell: Callable[[str], None]) -> Any:
     from mlxcel_cli.bench.serve import bear
 
-    render.note(f"seed {plan.seed}")
+    render.note(
+        f"{plan.num_requests} requests to {' and '.join(target.url for target in targets)}, seed {plan.seed}"
+    )
     return await bear(plan, targets, tell=tell)
 
 

@@ -61,7 +61,11 @@ def test_the_last_written_is_gone_on_with(tmp_path):
         chats.kept(tmp_path, name).write(TURN)
         os.utime(tmp_path / f"{name}.json", (place % 2, place % 2))
     assert chats.names(tmp_path)[0] == "a"
-    assert chats.kept(tmp_path, None, goes_on=True).name == "a"
+    going_on = chats.kept(tmp_path, None, goes_on=True)
+    assert going_on.name == "a"
+    going_on.write([])  # as /undo leaves it
+    os.utime(tmp_path / "a.json", (2, 2))
+    assert (chats.names(tmp_path)[0], chats.kept(tmp_path, None, goes_on=True).name) == ("a", "c")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "a/b", ".a", "a b", "a\n", "é", "x" * 101])

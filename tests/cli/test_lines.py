@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 
 import pytest
 
@@ -73,6 +74,22 @@ async def test_a_wait_for_a_line_can_be_cancelled():
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
+    os.close(writer)
+    os.close(reader)
+
+
+async def test_ctrl_c_where_somebody_types_asks_anew():
+    reader, writer = os.pipe()
+    said: list[str] = []
+    waiting = asyncio.ensure_future(Piped(reader, said.append).read())
+    while not said:
+        await asyncio.sleep(0)
+    signal.raise_signal(signal.SIGINT)
+    while len(said) < 2:
+        await asyncio.sleep(0)
+    os.write(writer, b"one\n")
+    assert await waiting == "one"
+    assert said == [">>> ", "\n>>> "]
     os.close(writer)
     os.close(reader)
 

@@ -76,6 +76,7 @@ def test_ctrl_c_during_run_prints_what_came_and_ends_with_130(double: Double, ad
     terminal.type(CTRL_C)
     assert terminal.ended() == 130
     assert b"Traceback" not in terminal.text
+    assert b"(stopped)" in terminal.all
 
 
 def test_history_is_there_in_the_next_session(address, at_terminal):

@@ -113,13 +113,13 @@ class Gate:
 class WatchedEngine(Engine):
     """The engine, which keeps what it was asked to do and passes a gate before each tick.
 
-    It runs on MLX's own operations, but where rows are to be paged.
+    It runs on the compiled kernels where they are there, as a server does, and on one thread of them.
     """
 
     def __init__(self, config: EngineConfig, *, sampler: Sampler = sample, gate: Gate | None = None) -> None:
         adapter.install_attention()
         self.loaded_on = threading.get_ident()
-        compiled = config.decode_storage_backend == "paged" and isinstance(native.start(), native.Native)
+        compiled = not config.portable and isinstance(native.start(1), native.Native)
         super().__init__(load(config.model, compiled=compiled), config, sampler=sampler)
         self.gate = gate or Gate()
         self.rows: list[Row] = []

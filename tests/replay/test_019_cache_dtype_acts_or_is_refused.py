@@ -19,7 +19,7 @@ BODY = {"prompt": [*range(40)], "max_tokens": 4, "temperature": 0, "ignore_eos":
 @pytest.mark.parametrize("name", BY_NAME)
 async def test_while_it_decodes(tiny: Path, name: str) -> None:
     seen: list[mx.Dtype] = []
-    async with served(tiny, cache_dtype=name) as service:
+    async with served(tiny, portable=True, cache_dtype=name) as service:
         run = service.engine.run
 
         def looking(tick):

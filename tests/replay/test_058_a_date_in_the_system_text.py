@@ -19,7 +19,7 @@ def body(date: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("other", ["2026-01-02", "2027-01-01", "x"])
 async def test_up_to_the_change(tiny: Path, other: str, caplog: pytest.LogCaptureFixture) -> None:
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         first = await service.answer(CHAT, body("2026-01-01"))
         assert first["timings"]["cache_miss"] is None
         with caplog.at_level(logging.INFO, "engine.cache.prompts"):

@@ -25,7 +25,7 @@ async def test_a_long_prompt_is_stored_in_shorter_and_shorter_pieces(
 ) -> None:
     monkeypatch.setattr("engine.room.available_bytes", lambda: FREE)
     async with served(
-        wide, prefill_chunk_size=1000, no_prompt_cache=True, kv_cache_budget=Bound("64MB")
+        wide, portable=True, prefill_chunk_size=1000, no_prompt_cache=True, kv_cache_budget=Bound("64MB")
     ) as service:
         answered = await service.answer(COMPLETIONS, BODY)
         engine = service.engine
@@ -37,13 +37,13 @@ async def test_a_long_prompt_is_stored_in_shorter_and_shorter_pieces(
             engine.room.transient.bytes_of(piece.start, piece.num_tokens) <= engine.room.piece_bytes <= FREE // 4
             for piece in pieces
         )
-    async with served(wide, no_prompt_cache=True) as service:
+    async with served(wide, portable=True, no_prompt_cache=True) as service:
         assert (await service.answer(COMPLETIONS, BODY))["choices"] == answered["choices"]
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_what_can_never_be_stored_is_refused_before_the_stream(wide: Path, streamed: bool) -> None:
-    async with served(wide, kv_cache_budget=Bound("5MB")) as service:
+    async with served(wide, portable=True, kv_cache_budget=Bound("5MB")) as service:
         response = await service.post(COMPLETIONS, BODY | {"stream": streamed})
         assert response.status_code == 400
         error = response.json()["error"]

@@ -27,7 +27,7 @@ def conversation(*turns, **more):
 
 
 async def test_counts(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         cold, warm = [await service.answer(COMPLETIONS, BODY) for _ in range(2)]
         assert cold["choices"] == warm["choices"]
         assert cold["usage"]["prompt_tokens"] == warm["usage"]["prompt_tokens"] == len(TEXT)
@@ -39,7 +39,7 @@ async def test_counts(tiny):
 
 
 async def test_the_metrics_say_the_same(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         for _ in range(3):
             await service.answer(COMPLETIONS, BODY)
         stats = (await service.client.get("/v1/cache/stats")).json()
@@ -57,7 +57,7 @@ async def test_the_metrics_say_the_same(tiny):
 
 
 async def test_hits_that_were_computed_again_are_counted(tiny):
-    async with served(tiny, verify_cache=1.0) as service:
+    async with served(tiny, portable=True, verify_cache=1.0) as service:
         for _ in range(2):
             await service.answer(COMPLETIONS, BODY)
         for _ in range(3):  # one piece is computed after each answer of the engine
@@ -69,7 +69,7 @@ async def test_hits_that_were_computed_again_are_counted(tiny):
 
 
 async def test_choices_share_their_prompt_and_it_is_counted_once(tiny):
-    async with served(tiny, prefill_chunk_size=16) as service:
+    async with served(tiny, portable=True, prefill_chunk_size=16) as service:
         answer = await service.answer(COMPLETIONS, BODY | {"n": 4})
         assert answer["usage"]["prompt_tokens"] == len(TEXT)
         assert cached(answer) == 0
@@ -81,14 +81,14 @@ async def test_choices_share_their_prompt_and_it_is_counted_once(tiny):
 
 
 async def test_cache_prompt_false_neither_takes_nor_gives(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         for body in (BODY | {"cache_prompt": False}, BODY, BODY | {"cache_prompt": False}):
             assert cached(await service.answer(COMPLETIONS, body)) == 0
         assert cached(await service.answer(COMPLETIONS, BODY | {"cache_prompt": None})) == WHOLE
 
 
 async def test_salts_keep_clients_apart(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         for salt in ("a", "b", ""):
             body = BODY | {"cache_salt": salt}
             assert [cached(await service.answer(COMPLETIONS, body)) for _ in range(2)] == [0, WHOLE]
@@ -97,7 +97,7 @@ async def test_salts_keep_clients_apart(tiny):
 
 @pytest.mark.parametrize("key", ["", "mine"])
 async def test_what_a_request_with_a_key_has_used_is_kept_for_longer(tiny, key):
-    async with served(tiny, prompt_cache_bytes=Size("60kB")) as service:
+    async with served(tiny, portable=True, prompt_cache_bytes=Size("60kB")) as service:
         await service.answer(COMPLETIONS, BODY | {"prompt_cache_key": key})
         for other in range(6):
             await service.answer(COMPLETIONS, BODY | {"prompt": f"{other}{TEXT}"})
@@ -107,14 +107,14 @@ async def test_what_a_request_with_a_key_has_used_is_kept_for_longer(tiny, key):
 
 @pytest.mark.parametrize("field", [{"cache_salt": 7}, {"cache_prompt": "yes"}, {"prompt_cache_key": "k" * 2000}])
 async def test_wrong_kinds_are_refused_by_name(tiny, field):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         response = await service.post(COMPLETIONS, BODY | field)
         assert response.status_code == 400
         assert response.json()["error"]["param"] == next(iter(field))
 
 
 async def test_a_miss_is_explained(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         first = await service.answer(CHAT, conversation("the first message", "an answer", "and the third one"))
         assert first["timings"]["cache_miss"] is None
         changed = await service.answer(CHAT, conversation("the first message", "another answer", "and the third"))
@@ -147,7 +147,7 @@ async def test_a_miss_of_what_is_kept_whole_is_explained_too(tmp_path, family):
 
 
 async def test_stats_and_reset(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         await service.answer(COMPLETIONS, BODY)
         await service.answer(COMPLETIONS, BODY)
         stats = (await service.client.get("/v1/cache/stats")).json()
@@ -163,7 +163,7 @@ async def test_stats_and_reset(tiny):
 
 
 async def test_they_are_answered_while_rows_run(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         service.gate.shut()
         running = asyncio.ensure_future(service.answer(COMPLETIONS, BODY | {"max_tokens": 20}))
         await service.gate.engine_held()
@@ -178,13 +178,13 @@ async def test_an_engine_that_is_gone_says_so(tiny):
     def refuse(config):
         raise EngineStopped("made to fail")
 
-    async with served(tiny, open_engine=refuse) as service:
+    async with served(tiny, portable=True, open_engine=refuse) as service:
         response = await service.client.get("/v1/cache/stats")
         assert response.status_code == 503
 
 
 async def test_switched_off(tiny):
-    async with served(tiny, no_prompt_cache=True) as service:
+    async with served(tiny, portable=True, no_prompt_cache=True) as service:
         assert [cached(await service.answer(COMPLETIONS, BODY)) for _ in range(2)] == [0, 0]
         stats = (await service.client.get("/v1/cache/stats")).json()
         assert not stats["enabled"]
@@ -192,12 +192,12 @@ async def test_switched_off(tiny):
 
 
 async def test_a_budget_too_small_for_a_block_keeps_nothing(tiny):
-    async with served(tiny, prompt_cache_bytes=Size("1KB")) as service:
+    async with served(tiny, portable=True, prompt_cache_bytes=Size("1KB")) as service:
         assert [cached(await service.answer(COMPLETIONS, BODY)) for _ in range(2)] == [0, 0]
 
 
 async def test_the_answer_is_kept_for_the_next_turn(tiny):
-    async with served(tiny) as service:
+    async with served(tiny, portable=True) as service:
         first = await service.answer(CHAT, conversation("a question", max_tokens=40))
         row = service.engine.rows[0]
         stored = len(row.request.prompt) + len(row.output) - 1

@@ -38,7 +38,7 @@ async def test_answers_and_streams_are_those_of_plain_steps(tiny, monkeypatch):
         (CHAT, CHATTED),
     ]
     answers = []
-    for config in ({}, LOOKUP):
+    for config in ({"portable": True}, LOOKUP):
         async with served(tiny, sampler=scripted(), **config) as service:
             told = []
             for path, body in shapes:

@@ -57,7 +57,7 @@ def answer(asking: httpx2.Client, body: dict[str, Any]) -> tuple[list[str], list
 def holds(checkpoint: Path, tmp_path: Path, ranks: Launched) -> None:
     """An assertion that the ranks give what one process gives."""
     alone = tmp_path / "alone.sock"
-    with live(checkpoint, str(alone), fallback_sampling=SERVE_SAMPLING), client(alone) as asking:
+    with live(checkpoint, str(alone), portable=True, fallback_sampling=SERVE_SAMPLING), client(alone) as asking:
         expected = answers(asking)
     with ranks.client() as asking:
         given = answers(asking)

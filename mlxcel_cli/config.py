@@ -43,6 +43,7 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 KINDS[tuple] = "a list of texts"
 KINDS[Size] = "a number of bytes, or a size such as 2GiB"
 KINDS[Bound] = "auto, none, a number of bytes, or a size such as 2GiB"
+FOUND = {str: "a text", int: "a whole number", float: "a number", bool: "a truth", list: "a list", dict: "a table"}
 WRITTEN = (Size, Bound)  # kinds that are read from a text of their own
 
 # Variables of this project that are no setting: where things lie, and which model is meant.
@@ -408,5 +409,13 @@ def _typed(kind: type, value: Any, name: str, place: str) -> Any:
     if kind is tuple and isinstance(value, list) and all(isinstance(text, str) for text in value):
         return tuple(value)
     if type(value) is not kind:
-        raise ConfigError(name, f"{place} must be {KINDS[kind]}, not {value!r}")
+        raise ConfigError(name, f"{place} must be {KINDS[kind]}, not {_shown(value, name)}")
     return value
+
+
+def _shown(value: Any, name: str) -> str:
+    """A value of the wrong kind as an error names it: by its kind alone where it is a secret, or may hold some."""
+    is_secret = name in table() and table()[name].said.secret
+    if isinstance(value, list):
+        return "a list" if all(isinstance(part, str) for part in value) else "a list that holds other things"
+    return FOUND.get(type(value), "a date or time") if is_secret or isinstance(value, dict) else repr(value)

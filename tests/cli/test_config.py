@@ -185,3 +185,33 @@ def test_a_list_with_nothing_in_it_is_refused(said):
 def test_a_list_of_other_things_is_refused(write):
     with pytest.raises(ConfigError, match="a list of texts"):
         settle(file=write("api-key = [1]"))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ('"sk-hidden"', "a text"),
+        ('["sk-hidden", 5]', "a list that holds other things"),
+        ('{sk-hidden = "sk-hidden"}', "a table"),
+        ("5101", "a whole number"),
+        ("2030-01-02", "a date or time"),
+    ],
+)
+def test_a_secret_of_the_wrong_kind_is_told_by_its_kind(said, kind, write):
+    file = write(f"api_key = {said}\n")
+    error = f"api_key in {file} must be a list of texts, not {kind}"
+    with pytest.raises(ConfigError) as raised:
+        settle(file=file)
+    assert str(raised.value) == error
+    assert [remark.said for remark in config.remarks(file, {})] == [error]
+
+
+def test_keys_in_the_place_of_the_file_of_keys_are_not_shown_either(write):
+    with pytest.raises(ConfigError, match="must be a path, not a list$"):
+        settle(file=write('api_key_file = ["sk-hidden"]'))
+
+
+def test_a_secret_in_the_environment_is_not_shown():
+    for text in ("sk-hidden,,", ",sk-hidden"):
+        with pytest.raises(ConfigError, match="^MLXCEL_API_KEY has an empty part$"):
+            settle(environment={"MLXCEL_API_KEY": text})

@@ -28,7 +28,7 @@ SERVE_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is said of one field: help text, bounds, the flag's further names, and whether its value is never shown."""
+    """What is said of one field: help text, bounds, further names of the flag, and whether its value is secret."""
 
     help: str
     minimum: float | None = None

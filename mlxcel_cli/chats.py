@@ -1,14 +1,16 @@
 """Where chats are kept for another day: a folder with a file for each, named by the person or by the clock.
 
-Its files are those of `/save`. A chat is written after every change, and never over what another program wrote.
+Its files are those of `/save`. A chat is written after every change, and never over what another program wrote:
+whoever looks at the folder to write there has it for itself meanwhile.
 """
 
 import datetime
+import fcntl
 import os
 import re
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from engine.errors import UserError
@@ -51,11 +53,12 @@ class Kept:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise UserError(f"{self._folder} cannot be made: {error}") from None
-        taken = self.name if self.name is not None and self._state() != self._seen else None
-        if self.name is None or taken:
-            self.name, self._seen = self._free_name(), None
-        transcript.write(self._path, messages, replaces=self._seen is not None)
-        self.messages, self._seen = list(messages), self._state()
+        with _alone_in(self._folder):
+            taken = self.name if self.name is not None and self._state() != self._seen else None
+            if self.name is None or taken:
+                self.name, self._seen = self._free_name(), None
+            transcript.write(self._path, messages, replaces=self._seen is not None)
+            self.messages, self._seen = list(messages), self._state()
         if taken:
             raise UserError(f"another chat wrote session {taken}", hint=f"this one is session {self.name} now")
 
@@ -85,6 +88,21 @@ class Kept:
         while os.path.lexists(self._folder / f"{free}{SUFFIX}"):
             free, number = f"{name}-{number}", number + 1
         return free
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Others that ask for `folder` wait meanwhile. Where the file system knows no locks, nobody waits."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read: {error.strerror}") from None
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def kept(folder: Path, name: str | None, *, goes_on: bool = False) -> Kept:

@@ -62,15 +62,19 @@ def path_of(name: str) -> Path:
     """The file that a person means by `name`. Raises UserError for the home of somebody unknown."""
     try:
         return Path(name).expanduser().absolute()
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise UserError(f"{name}: {error}") from None
 
 
-def demand_end(path: Path, name: object) -> None:
-    """Raises UserError for a pipe or a device, whose reading need not end, and OSError where there is nothing."""
-    mode = path.stat().st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+def demand_end(path: Path, name: object, *, most_bytes: int | None = None) -> None:
+    """Raises UserError for a pipe or a device, whose reading need not end, and for more than `most_bytes`; OSError
+    where there is nothing, and ValueError for what cannot be a path.
+    """
+    found = path.stat()
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
         raise UserError(f"{name} is no file that ends")
+    if most_bytes is not None and stat.S_ISREG(found.st_mode) and found.st_size > most_bytes:
+        raise UserError(f"{name} is too large: it may have {render.size(most_bytes)}")
 
 
 def _text(path: Path, name: str, *, may_wait: bool) -> str:

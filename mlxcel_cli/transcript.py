@@ -5,6 +5,7 @@ Only its owner may read it. It knows files and shapes, and nothing of who talks.
 
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from engine.errors import UserError
 from mlxcel_cli import files, unicode
 
 Message = dict[str, str]
+MOST_BYTES = 64_000_000
 
 
 def write(path: Path, messages: Sequence[Message], *, replaces: bool) -> None:
@@ -21,25 +23,25 @@ def write(path: Path, messages: Sequence[Message], *, replaces: bool) -> None:
 
     Raises UserError where it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.draft")
-    reserved = False
+    left: list[str | Path] = []
     try:
         content = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1).encode() + b"\n"
         if not replaces:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            reserved = True
-        draft.unlink(missing_ok=True)  # it may be anything, a pipe that nobody reads included
-        with open(os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            left.append(path)
+        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".draft")
+        left.append(draft)
+        with open(descriptor, "wb") as file:
             file.write(content)
-        draft.replace(path)
+        os.replace(draft, path)
     except FileExistsError:
         if not path.exists():
             raise UserError(f"{path} cannot be written: it is a link to a file that is not there") from None
         raise UserError(f"{path} exists already", hint="choose another name; nothing is overwritten") from None
     except (OSError, ValueError) as error:
-        for left in (draft, *([path] if reserved else [])):
+        for name in left:
             with suppress(OSError):
-                left.unlink()
+                os.unlink(name)
         raise UserError(f"{path} cannot be written: {error}") from None
 
 
@@ -49,11 +51,13 @@ def read(path: Path) -> list[Message]:
     Raises UserError where the file cannot be read or holds no such thing.
     """
     try:
-        files.demand_end(path, path)
-        said = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        files.demand_end(path, path, most_bytes=MOST_BYTES)
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UserError(f"{path} cannot be read: {reason}") from None
+    try:
+        said = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} holds no conversation: it is not JSON ({error})") from None
     messages = said.get("messages") if isinstance(said, dict) else None

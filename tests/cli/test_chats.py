@@ -3,6 +3,8 @@
 import datetime
 import os
 import stat
+import threading
+from contextlib import suppress
 
 import pytest
 
@@ -135,3 +137,28 @@ def test_another_chat_begins_without_touching_the_first(tmp_path):
     chat.anew().write(TURN * 2)
     assert transcript.read(tmp_path / "work.json") == TURN
     assert transcript.read(tmp_path / "2030-01-02-120000.json") == TURN * 2
+
+
+def test_of_two_that_write_at_once_neither_loses_a_turn(tmp_path, monkeypatch):
+    both, write = threading.Barrier(2), transcript.write
+
+    def slow(*said, **how):
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.1)  # for the other one to have looked as well
+        write(*said, **how)
+
+    def says(chat: Kept, text: str) -> None:
+        with suppress(UserError):  # that the other one has the name
+            chat.write([*chat.messages, {"role": "user", "content": text}, TURN[1]])
+
+    chats.kept(tmp_path, "work").write(TURN)
+    monkeypatch.setattr(transcript, "write", slow)
+    texts = ("from here", "from there")
+    writers = [threading.Thread(target=says, args=(chats.kept(tmp_path, "work"), text)) for text in texts]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    said = [turn["content"] for name in chats.names(tmp_path) for turn in chats.kept(tmp_path, name).messages]
+    assert set(texts) <= set(said)
+    assert len(list(tmp_path.iterdir())) == 2

@@ -207,11 +207,11 @@ def test_a_secret_of_the_wrong_kind_is_told_by_its_kind(said, kind, write):
 
 
 def test_keys_in_the_place_of_the_file_of_keys_are_not_shown_either(write):
-    with pytest.raises(ConfigError, match="must be a path, not a list$"):
+    with pytest.raises(ConfigError, match=r"must be a path, not a list$"):
         settle(file=write('api_key_file = ["sk-hidden"]'))
 
 
 def test_a_secret_in_the_environment_is_not_shown():
     for text in ("sk-hidden,,", ",sk-hidden"):
-        with pytest.raises(ConfigError, match="^MLXCEL_API_KEY has an empty part$"):
+        with pytest.raises(ConfigError, match=r"^MLXCEL_API_KEY has an empty part$"):
             settle(environment={"MLXCEL_API_KEY": text})

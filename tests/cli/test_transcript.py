@@ -89,10 +89,25 @@ def test_a_pipe_is_no_conversation_and_is_not_waited_for(tmp_path):
         transcript.write(tmp_path / "a", TURN, replaces=False)
 
 
-def test_a_pipe_in_the_place_of_the_draft_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / ".a.draft")
-    transcript.write(tmp_path / "a", TURN, replaces=False)
-    assert transcript.read(tmp_path / "a") == TURN
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    for replaces in (False, True):
+        with pytest.raises(UserError, match="cannot be written: embedded null byte"):
+            transcript.write(tmp_path / "a\0b", TURN, replaces=replaces)
+    with pytest.raises(UserError, match="cannot be read: embedded null byte"):
+        transcript.read(tmp_path / "a\0b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_name_will_do(tmp_path):
+    transcript.write(tmp_path / ("a" * 255), TURN, replaces=False)
+    assert transcript.read(tmp_path / ("a" * 255)) == TURN
+
+
+def test_a_file_too_large_to_be_a_conversation_is_not_read(tmp_path):
+    with (tmp_path / "a").open("wb") as file:
+        file.truncate(transcript.MOST_BYTES + 1)
+    with pytest.raises(UserError, match="a is too large: it may have 64"):
+        transcript.read(tmp_path / "a")
 
 
 def test_a_link_to_nothing_is_told_and_left(tmp_path):

@@ -114,13 +114,7 @@ def _write(recipe: "Recipe", file: "File", path: Path, endpoint: "Endpoint", *, 
     from mlxcel_cli.connect.write import write
 
     by_hand = f"mlxcel connect {recipe.name} prints what to add by hand"
-    try:
-        at = path.resolve()
-        if at.exists() and not at.is_file():
-            raise Unsafe(f"{path} is no file", hint=by_hand)
-        before = at.read_bytes().decode() if at.exists() else None
-    except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        raise Unsafe(f"{path} cannot be read: {error}", hint=by_hand) from None
+    before = _held(path, by_hand)
     if before is None and not file.is_made:
         raise Unsafe(f"there is no {path}", hint=f"run it where {recipe.title} lies, or give --file")
     content = file.content(endpoint)
@@ -140,7 +134,31 @@ def _write(recipe: "Recipe", file: "File", path: Path, endpoint: "Endpoint", *, 
                 raise WrongUsage(f"this would be written to {path}", hint="--yes says that it may")
             if not render.confirmed(f"Write this to {path}?"):
                 raise typer.Exit(1)
-        backup = write(path, text)
+        try:
+            backup = write(path, text, before=before)
+        except OSError as error:
+            raise Unsafe(f"{path} cannot be written: {error.strerror}", hint=by_hand) from None
         render.note(f"wrote {path}" + (f"; before, it was {backup}" if backup else ""))
     for line in recipe.lines(endpoint):
         render.put(f"{line}\n")
+
+
+def _held(path: Path, hint: str) -> str | None:
+    """What is to be added to; None where there is no file. Raises UserError for what cannot be read and replaced."""
+    from mlxcel_cli.connect.merge import Unsafe
+    from mlxcel_cli.connect.write import is_writable
+
+    try:
+        at = path.resolve()
+        if not at.exists():
+            return None
+        if not at.is_file():
+            raise Unsafe(f"{path} is no file", hint=hint)
+        text = at.read_bytes().decode()
+        writable = is_writable(at)
+    except (OSError, RuntimeError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise Unsafe(f"{path} cannot be read: {reason}", hint=hint) from None
+    if not writable:
+        raise Unsafe(f"{path} may only be read: it is left as it is", hint=hint)
+    return text

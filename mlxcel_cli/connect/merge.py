@@ -50,7 +50,7 @@ def merge(kind: Kind, text: str, content: Content) -> str:
 def _merged(kind: Kind, text: str, content: Content) -> str:
     old = _parse(kind, text)
     if old is None:
-        merged = text + dump(kind, content)
+        merged = text + ("" if text.endswith("\n") or not text else "\n") + dump(kind, content)
         if _parse(kind, merged) != _parse(kind, dump(kind, content)):
             raise Unsafe("the file holds something that nothing can be added to")
         return merged

@@ -6,13 +6,21 @@ import stat
 import tempfile
 from pathlib import Path
 
+from engine.errors import UserError
+
 OWN_MODE = 0o600
 
 
-def write(path: Path, text: str) -> Path | None:
-    """Have `path` hold `text`; where it existed, what it held is returned as a file beside it.
+def is_writable(path: Path) -> bool:
+    """Whether its mode lets anybody change it, and us."""
+    return bool(path.stat().st_mode & 0o222) and os.access(path, os.W_OK)
 
-    A link is followed, and the file keeps its mode. Raises OSError.
+
+def write(path: Path, text: str, *, before: str | None) -> Path | None:
+    """Have `path` hold `text` in place of `before`, which is None where no file is; what it held is returned as a
+    file beside it.
+
+    A link is followed, and the file keeps its mode. Raises OSError, and UserError where it holds something else.
     """
     path, content = path.resolve(), text.encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -25,7 +33,12 @@ def write(path: Path, text: str) -> Path | None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, mode)
-        if path.exists():
+        held = path.read_bytes() if path.exists() else None
+        if held != (None if before is None else before.encode()):
+            raise UserError(
+                f"{path} was changed meanwhile: nothing is written", hint="look at it, and run this again"
+            )
+        if held is not None:
             backup = _unused(path)
             shutil.copy2(path, backup)
         os.replace(temporary, path)

@@ -12,6 +12,7 @@ import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from mlxcel_cli import render
 from mlxcel_cli.connect.recipes import RECIPES
 from tests.cli.conftest import Outcome
 from tests.cli.double import Double
@@ -283,3 +284,46 @@ def test_a_context_that_is_no_length_is_as_if_not_said(
     ended = mlxcel("connect", "codex", "--server", address)
     assert ended.code == 0, ended.err
     assert "model_context_window" not in ended.out
+
+
+def test_a_change_while_the_question_is_open_is_not_lost(
+    mlxcel: Mlxcel, address: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = home / ".aider.conf.yml"
+    path.write_text("dark-mode: true\n")
+
+    def confirmed(_: str) -> bool:
+        path.write_text("dark-mode: false\n")
+        return True
+
+    monkeypatch.setattr(render, "confirmed", confirmed)
+    monkeypatch.setattr(render, "is_terminal", lambda _: True)
+    ended = mlxcel("connect", "aider", "--server", address, "--write")
+    assert ended.code == 1
+    assert f"{path} was changed meanwhile: nothing is written" in ended.err
+    assert [(file.name, file.read_text()) for file in home.glob(".aider*")] == [(path.name, "dark-mode: false\n")]
+
+
+def test_a_file_that_may_only_be_read_is_refused(mlxcel: Mlxcel, address: str, home: Path) -> None:
+    path = home / ".aider.conf.yml"
+    path.write_text("dark-mode: true\n")
+    path.chmod(0o444)
+    ended = mlxcel("connect", "aider", "--server", address, "--write", "--yes")
+    assert ended.code == 1
+    assert f"{path} may only be read" in ended.err
+    assert path.read_text() == "dark-mode: true\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("file/x", "cannot be written"), ("n" * 300, "File name too long"), ("/dev/null/x", "written")],
+)
+def test_a_place_where_no_file_can_be_is_named(
+    name: str, said: str, mlxcel: Mlxcel, address: str, home: Path
+) -> None:
+    (home / "file").write_text("")
+    ended = mlxcel("connect", "aider", "--server", address, "--write", "--yes", "--file", name)
+    assert ended.code == 1
+    assert f"error: {name} cannot be " in ended.err
+    assert said in ended.err
+    assert "Errno" not in ended.err

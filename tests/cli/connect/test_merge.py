@@ -24,7 +24,7 @@ def test_what_is_written_is_read_back(kind):
 
 
 @pytest.mark.parametrize("kind", Kind)
-@pytest.mark.parametrize("text", ["", "\n"])
+@pytest.mark.parametrize("text", ["", "\n", " "])
 def test_an_empty_file_gets_all_of_it(kind, text):
     assert READ[kind](merge(kind, text, TABLE)) == TABLE
 
@@ -188,3 +188,11 @@ def test_of_mixed_line_ends_each_line_keeps_its_own():
 def test_json_with_half_of_a_surrogate_pair_is_left_alone():
     with pytest.raises(Unsafe, match="half of a surrogate pair"):
         merge(Kind.JSON, r'{"a": "\ud800"}', {"b": 1})
+
+
+@pytest.mark.parametrize("kind", [Kind.TOML, Kind.YAML])
+@pytest.mark.parametrize("text", ["# mine", "# mine\n", "# mine\n# too"])
+def test_comments_alone_stay_before_what_is_added(kind, text):
+    merged = merge(kind, text, TABLE)
+    assert merged.startswith(text.rstrip("\n") + "\n")
+    assert READ[kind](merged) == TABLE

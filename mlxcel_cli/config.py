@@ -12,7 +12,6 @@ import inspect
 import json
 import math
 import os
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ import typer
 from engine.config import EngineConfig, Ranks, Setting, setting_of
 from engine.errors import ConfigError, UserError
 from engine.size import Bound, Size
+from mlxcel_cli import toml
 from server.config import ServerConfig
 
 PREFIX = "MLXCEL_"
@@ -342,17 +342,11 @@ def _from_file(path: Path, *, required: bool) -> dict[str, Any]:
 def _parsed_file(path: Path, *, required: bool) -> dict[str, Any]:
     """The file's keys and values as they stand. Raises UserError where it cannot be read."""
     try:
-        text = path.read_text("utf-8")
+        return toml.read(path, f"the config file {path}")
     except FileNotFoundError:
         if required:
             raise UserError(f"there is no config file {path}") from None
         return {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the config file {path} cannot be read: {error}") from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"the config file {path} is not TOML: {error}") from None
 
 
 def _of_file(said: Mapping[str, Any], path: Path) -> dict[str, Any]:

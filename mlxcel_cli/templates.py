@@ -8,14 +8,13 @@ import difflib
 import json
 import re
 import string
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
-from mlxcel_cli import asked, files
+from mlxcel_cli import asked, toml
 from mlxcel_cli.errors import WrongUsage
 
 KEYS = {"system": str, "prompt": str, "model": str, "defaults": dict, "options": dict}
@@ -78,15 +77,10 @@ def read(name: str, folder: Path) -> Template:
     """The template called `name` in `folder`. Raises UserError, and WrongUsage for a name that is none."""
     path = _path(name, folder)
     try:
-        files.demand_end(path, f"the template {path}")
-        said = tomllib.loads(path.read_text("utf-8"))
+        said = toml.read(path, f"the template {path}")
     except FileNotFoundError:
         near = _near(name, names(folder))
         raise UserError(f"there is no template {path}", hint=near or f"templates lie in {folder}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"the template {path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"the template {path} is not TOML: {error}") from None
     for key, value in said.items():
         if key not in KEYS:
             raise UserError(f"unknown key {key} in {path}", hint=_near(key, KEYS) or f"keys are {', '.join(KEYS)}")
@@ -117,6 +111,8 @@ def write(name: str, folder: Path, template: Template) -> Path:
             lines += ["", f"[{table}]", *(f"{key} = {_value(value)}" for key, value in values.items())]
     try:
         content = "\n".join([*lines, ""]).encode()
+        if len(content) > toml.MOST_BYTES:
+            raise ValueError("it is too large to be read again")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:
             file.write(content)
@@ -141,12 +137,15 @@ def _path(name: str, folder: Path) -> Path:
 def _with(wanted: Mapping[str, Any], option: str, value: Any, path: Path) -> dict[str, Any]:
     """`wanted` with one option more, whose value is a number, a text, or texts for `stop`."""
     texts = value if isinstance(value, list) else [value]
+    is_stop = asked.wire_name(option) == "stop"
     if isinstance(value, bool | dict) or not all(isinstance(text, str | int | float) for text in texts):
         raise UserError(f"options.{option} in {path} must be a number or a text, not {value!r}")
+    if isinstance(value, list) and not (is_stop and value):
+        raise UserError(f"options.{option} in {path} must be {'texts' if is_stop else 'one value'}, not {value!r}")
     if isinstance(value, list):
         parts = [asked.changed({}, option, json.dumps(text)) for text in texts]
-        return {**wanted, **{key: [part[key][0] for part in parts] for key in parts[0]}} if parts else {**wanted}
-    return asked.changed(wanted, option, json.dumps(value) if option == "stop" else str(value))
+        return {**wanted, **{key: [part[key][0] for part in parts] for key in parts[0]}}
+    return asked.changed(wanted, option, json.dumps(value) if is_stop else str(value))
 
 
 def _quoted(text: str) -> str:

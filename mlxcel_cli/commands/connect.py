@@ -144,7 +144,7 @@ def _write(recipe: "Recipe", file: "File", path: Path, endpoint: "Endpoint", *, 
 
 
 def _held(path: Path, hint: str) -> str | None:
-    """What is to be added to; None where there is no file. Raises UserError for what cannot be read and replaced."""
+    """What is to be added to; None where there is no file. Raises Unsafe for what cannot be read or replaced."""
     from mlxcel_cli.connect.merge import Unsafe
     from mlxcel_cli.connect.write import is_writable
 

@@ -6,11 +6,11 @@ nothing is written; nor in TOML and YAML where another value stands there alread
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.errors import UserError
+from mlxcel_cli import toml
 from mlxcel_cli.connect.recipe import Content, Kind
 
 NAMES = ("name", "model_id")  # what tells one entry of a list from another
@@ -106,7 +106,7 @@ def _parse(kind: Kind, text: str) -> Any:
             case Kind.JSON:
                 return json.loads(text, object_pairs_hook=_once) if text.strip() else None
             case Kind.TOML:
-                return tomllib.loads(text) or None
+                return toml.parsed(text) or None
             case Kind.YAML:
                 import yaml
 

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from engine.errors import MlxcelError, UserError
-from mlxcel_cli import templates
+from mlxcel_cli import templates, toml
 from mlxcel_cli.errors import WrongUsage
 from mlxcel_cli.templates import Template
 
@@ -152,3 +152,27 @@ def test_nothing_is_overwritten(folder):
     with pytest.raises(UserError, match="exists already"):
         templates.write("review", folder, Template("review", prompt="x"))
     assert (folder / "review.toml").read_text() == FULL
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ("temp = [0.5]", "options.temp in {} must be one value, not [0.5]"),
+        ("temp = []", "options.temp in {} must be one value, not []"),
+        ("max_tokens = [5]", "options.max_tokens in {} must be one value, not [5]"),
+        ("stop = []", "options.stop in {} must be texts, not []"),
+        ("stop = [[]]", "options.stop in {} must be a number or a text, not [[]]"),
+    ],
+)
+def test_a_list_is_for_stop_alone(option, error, tmp_path):
+    (tmp_path / "t.toml").write_text(f"[options]\n{option}\n")
+    with pytest.raises(UserError) as raised:
+        templates.read("t", tmp_path)
+    assert str(raised.value) == error.format(tmp_path / "t.toml")
+
+
+def test_what_is_too_large_to_be_read_again_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(toml, "MOST_BYTES", 20)
+    with pytest.raises(UserError, match="it is too large to be read again"):
+        templates.write("t", tmp_path, Template("t", prompt="one of more bytes"))
+    assert list(tmp_path.iterdir()) == []

@@ -34,7 +34,10 @@ def is_local(address: str) -> bool:
 def listen(host: str, port: int, backlog: int) -> socket.socket:
     """A socket that listens there. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=backlog)
+    try:
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    except UnicodeError:  # of IDNA: an empty label, or one of more than 63 letters
+        raise OSError("that is no name of a host") from None
 
 
 def cannot_listen(setting: str, where: str, fault: OSError) -> ConfigError:

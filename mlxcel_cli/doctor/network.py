@@ -1,8 +1,10 @@
 """The port that `serve` would take, the proxies, and the model hub."""
 
+import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlxcel_cli import config, render
@@ -18,13 +20,16 @@ def look_at_port(settings: config.Settings) -> Iterator[Finding]:
     """Whether `serve` could listen where the settings say."""
     host, port = settings.listens_at
     if host.endswith(".sock"):
-        yield Finding("port", State.OK, f"{host}: a socket, made when the server starts")
+        yield _socket(Path(host))
         return
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         with socket.socket(family) as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
+    except UnicodeError:  # of IDNA: an empty label, or one of more than 63 letters
+        yield Finding("port", State.BROKEN, f"{host} is no name of a host", "--host says where to listen")
+        return
     except OSError as error:
         if said := _who(settings.address):
             yield Finding("port", State.NOTE, f"{said} is served at {host}:{port}", "--port 0 takes any free one")
@@ -78,6 +83,27 @@ def look_at_hub() -> Iterator[Finding]:
         yield Finding("hub", State.WARNING, f"{_plain(constants.ENDPOINT)}: {_plain(fault)}", hint)
     else:
         yield Finding("hub", State.OK, f"{_plain(constants.ENDPOINT)} answers")
+
+
+def _socket(path: Path) -> Finding:
+    """Whether a socket could be made at `path`."""
+    why = ""
+    if not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif not os.access(path.parent, os.W_OK | os.X_OK):
+        why = f"{path.parent} cannot be written"
+    elif path.exists() and not path.is_socket():
+        why = "it exists and is not a socket"
+    else:
+        try:
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    return Finding("port", State.NOTE, f"a server answers at {path}", "--host names another one")
+        except OSError as error:
+            why = error.strerror or str(error)
+    if why:
+        return Finding("port", State.BROKEN, f"{path} cannot be made: {why}", "--host names another one")
+    return Finding("port", State.OK, f"{path}: a socket, made when the server starts")
 
 
 def _who(address: str) -> str:

@@ -42,8 +42,9 @@ def look_at_disk() -> Iterator[Finding]:
     place = home = default_home()
     while not place.exists():
         place = place.parent
-    if not os.access(place, os.W_OK):
-        yield Finding("disk", State.BROKEN, f"{place} cannot be written", "MLXCEL_HOME names another place")
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        why = "cannot be written" if place.is_dir() else "is no folder"
+        yield Finding("disk", State.BROKEN, f"{place} {why}", "MLXCEL_HOME names another place")
         return
     free = shutil.disk_usage(place).free
     little = free < LITTLE_BYTES

@@ -516,6 +516,15 @@ async def test_save_overwrites_nothing_but_its_own(tmp_path, capsys):
     assert "error: /save needs a name the first time\nhint: /save FILE" in said
 
 
+async def test_a_name_that_no_file_can_have_does_not_end_the_chat(tmp_path, capsys):
+    double = Double()
+    names = ("a\0b", "~a\0b")
+    lines = [f"{command} {name}" for name in names for command in ("/save", "/load", "/file")]
+    assert not await chat(double, "one", *lines, "two")
+    assert len(asked(double)[1]) == 3
+    assert capsys.readouterr().err.count("embedded null byte") == len(lines)
+
+
 async def test_a_file_that_cannot_be_loaded_leaves_the_conversation_as_it_was(tmp_path, capsys):
     double = Double()
     assert not await chat(double, "one", f"/load {tmp_path / 'missing'}", "/load", "two")

@@ -34,6 +34,14 @@ def test_a_port_that_is_taken_is_refused(tiny: Path) -> None:
             serve(config(tiny, "127.0.0.1", port))
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 300])
+def test_a_host_that_is_no_name_is_refused(host: str, tiny: Path) -> None:
+    engine = EngineConfig(model=tiny)
+    wanted = ServerConfig(engine, "tiny", host=host, port=0, insecure_no_auth=True)
+    with pytest.raises(ConfigError, match=r"cannot listen on a.*:0: that is no name of a host"):
+        serve(wanted)
+
+
 def test_a_unix_socket_is_its_owners_and_goes_with_the_server(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.sock"
     with live(tiny, str(path)) as server, server.client() as client:

@@ -1,6 +1,7 @@
 """A port that is free, taken or serving; proxies; and a hub that answers or does not."""
 
 import socket
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -49,6 +50,39 @@ def test_a_host_that_is_not_this_machine_is_broken():
 def test_a_socket_is_made_when_the_server_starts():
     (finding,) = network.look_at_port(settings(1, "/tmp/it.sock"))
     assert finding.state is State.OK
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 300])
+def test_a_host_that_is_no_name_is_broken(host: str):
+    (finding,) = network.look_at_port(settings(1, host))
+    assert (finding.state, finding.said) == (State.BROKEN, f"{host} is no name of a host")
+    assert finding.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("none/x.sock", "there is no folder"),
+        ("file/x.sock", "there is no folder"),
+        ("file.sock", "it exists and is not a socket"),
+        ("a" * 200 + ".sock", "AF_UNIX path too long"),
+    ],
+)
+def test_a_socket_that_cannot_be_made_is_broken(name: str, why: str, tmp_path: Path):
+    for file in ("file", "file.sock"):
+        (tmp_path / file).write_text("")
+    (finding,) = network.look_at_port(settings(1, str(tmp_path / name)))
+    assert finding.state is State.BROKEN
+    assert why in finding.said
+
+
+def test_a_socket_where_a_server_answers_is_noted_and_one_that_is_left_is_ok(tmp_path: Path):
+    path = str(tmp_path / "it.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        assert [finding.state for finding in network.look_at_port(settings(1, path))] == [State.NOTE]
+    assert [finding.state for finding in network.look_at_port(settings(1, path))] == [State.OK]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -75,6 +76,16 @@ def test_a_disk_that_is_nearly_full_is_warned_of(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(storage, "LITTLE_BYTES", 1 << 62)
     (finding,) = storage.look_at_disk()
     assert (finding.state, finding.hint.split()[:2]) == (State.WARNING, ["mlxcel", "rm"])
+
+
+@pytest.mark.parametrize("below", ["", "models"])
+def test_a_home_that_is_a_file_is_broken(below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setenv("MLXCEL_HOME", str(file / below))
+    (finding,) = storage.look_at_disk()
+    assert (finding.state, finding.said) == (State.BROKEN, f"{file} is no folder")
+    assert "MLXCEL_HOME" in finding.hint
 
 
 def test_a_model_that_fits_says_how_much_it_takes(store: Store):

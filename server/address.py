@@ -35,9 +35,11 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
     """A socket that listens there. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=backlog)
-    except UnicodeError:  # of IDNA: an empty label, or one of more than 63 letters
-        raise OSError("that is no name of a host") from None
+        if host:
+            socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):  # the latter of IDNA: an empty label, or one of more than 63 letters
+        raise OSError("no such host is known") from None
+    return socket.create_server((host, port), family=family, backlog=backlog)
 
 
 def cannot_listen(setting: str, where: str, fault: OSError) -> ConfigError:

@@ -34,11 +34,11 @@ def test_a_port_that_is_taken_is_refused(tiny: Path) -> None:
             serve(config(tiny, "127.0.0.1", port))
 
 
-@pytest.mark.parametrize("host", ["a..b", "a" * 300])
+@pytest.mark.parametrize("host", ["a..b", "a..é", "a" * 300])
 def test_a_host_that_is_no_name_is_refused(host: str, tiny: Path) -> None:
     engine = EngineConfig(model=tiny)
     wanted = ServerConfig(engine, "tiny", host=host, port=0, insecure_no_auth=True)
-    with pytest.raises(ConfigError, match=r"cannot listen on a.*:0: that is no name of a host"):
+    with pytest.raises(ConfigError, match=r"cannot listen on a.*:0: no such host is known"):
         serve(wanted)
 
 

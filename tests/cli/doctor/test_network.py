@@ -52,7 +52,7 @@ def test_a_socket_is_made_when_the_server_starts():
     assert finding.state is State.OK
 
 
-@pytest.mark.parametrize("host", ["a..b", "a" * 300])
+@pytest.mark.parametrize("host", ["a..b", "a..é", "a" * 300])
 def test_a_host_that_is_no_name_is_broken(host: str):
     (finding,) = network.look_at_port(settings(1, host))
     assert (finding.state, finding.said) == (State.BROKEN, f"{host} is no name of a host")

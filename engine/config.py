@@ -20,6 +20,7 @@ CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
 DRAFT_KINDS = ("auto", "draft", "prompt-lookup", "mtp")
 Drafting = Literal["none", "draft", "prompt-lookup", "mtp"]
 DRAFT_BLOCK, LOOKUP_ROWS = 7, 2
+MOST_BITS = 64
 MAX_DRAFT_BLOCK = 31  # with a row's last token, what a recorded step takes
 GREEDY = Sampling(temperature=0.0)
 LOOPS = (1, 20, 12)  # shortest, longest and count of what is a loop, where only "on" is said
@@ -48,8 +49,10 @@ class Setting:
             raise ConfigError(name, f"{said} must be one of {', '.join(self.choices)}, not {value}")
         if isinstance(value, (str, Path, tuple)):
             return
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(name, f"{said} must be a finite number, not {value}")
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise ConfigError(name, f"{said} must be a number of at most {MOST_BITS} bits")
         if self.minimum is not None and value < self.minimum:
             raise ConfigError(name, f"{said} must be at least {self.minimum:g}, not {value:g}")
         if self.maximum is not None and value > self.maximum:

@@ -215,3 +215,9 @@ def test_a_secret_in_the_environment_is_not_shown():
     for text in ("sk-hidden,,", ",sk-hidden"):
         with pytest.raises(ConfigError, match=r"^MLXCEL_API_KEY has an empty part$"):
             settle(environment={"MLXCEL_API_KEY": text})
+
+
+def test_a_number_of_hundreds_of_digits_is_refused():
+    for variable in ("MLXCEL_PORT", "MLXCEL_CTX_SIZE"):
+        with pytest.raises(ConfigError, match="must be a number of at most 64 bits"):
+            settle(environment={variable: "9" * 400})

@@ -28,7 +28,7 @@ SERVE_SAMPLING = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is said of one field: help text, bounds, and the flag's further names."""
+    """What is said of one field: help text, bounds, the flag's further names; a `secret` is not shown."""
 
     help: str
     minimum: float | None = None
@@ -36,6 +36,7 @@ class Setting:
     aliases: tuple[str, ...] = ()
     flag: bool = True
     choices: tuple[str, ...] = ()
+    secret: bool = False
 
     def check(self, name: str, value: Any, place: str = "") -> None:
         """Raise ConfigError when `value`, of the field `name`, is no choice, out of the bounds or no number.
@@ -69,7 +70,7 @@ def setting(
     """A dataclass field that carries its help text and bounds; `flag=False` keeps it off the command line, and
     `secret` its value out of what is printed.
     """
-    said = Setting(help, minimum, maximum, aliases, flag, choices)
+    said = Setting(help, minimum, maximum, aliases, flag, choices, secret)
     return dataclasses.field(default=default, repr=not secret, metadata={"setting": said})
 
 

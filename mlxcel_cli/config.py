@@ -408,5 +408,6 @@ def _typed(kind: type, value: Any, name: str, place: str) -> Any:
     if kind is tuple and isinstance(value, list) and all(isinstance(text, str) for text in value):
         return tuple(value)
     if type(value) is not kind:
-        raise ConfigError(name, f"{place} must be {KINDS[kind]}, not {value!r}")
+        is_secret = name in table() and table()[name].said.secret
+        raise ConfigError(name, f"{place} must be {KINDS[kind]}" + ("" if is_secret else f", not {value!r}"))
     return value

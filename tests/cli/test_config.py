@@ -185,3 +185,11 @@ def test_a_list_with_nothing_in_it_is_refused(said):
 def test_a_list_of_other_things_is_refused(write):
     with pytest.raises(ConfigError, match="a list of texts"):
         settle(file=write("api-key = [1]"))
+
+
+def test_a_key_of_another_kind_is_refused_without_being_shown(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('api_key = "SECRET"\n')
+    with pytest.raises(ConfigError, match="must be a list of texts") as raised:
+        config.settle({}, file=file, environment={})
+    assert "SECRET" not in str(raised.value)

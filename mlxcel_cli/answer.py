@@ -200,7 +200,7 @@ def context(shown: Answer, context_length: int | None) -> str:
 def _counts(end: End) -> tuple[int | None, int | None, int]:
     """The prompt's tokens, the new ones, and how many of the prompt's were cached."""
     timings, usage = end.timings, end.usage
-    num_cached = timings.get("cache_n") or (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    num_cached = timings.get("cache_n") or usage.get("prompt_tokens_details", {}).get("cached_tokens") or 0
     prompt = usage.get("prompt_tokens", timings.get("prompt_n"))
     return prompt, usage.get("completion_tokens", timings.get("predicted_n")), num_cached
 
@@ -214,7 +214,7 @@ def of_context(num_tokens: int, context_length: int | None) -> str:
 
 def _drafted(timings: Mapping[str, Any]) -> str:
     """What came of draft tokens, where anybody drafts."""
-    kind, rounds = timings.get("draft_kind"), timings.get("draft_rounds")
+    kind, rounds = render.harmless(timings.get("draft_kind", "")), timings.get("draft_rounds")
     if not kind:
         return ""
     pauses = timings.get("draft_pauses", 0)

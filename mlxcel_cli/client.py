@@ -3,22 +3,27 @@
 It reads the event stream itself and knows nothing of where the server runs or how an answer is shown.
 """
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import httpx2
 
 from engine.errors import MlxcelError, UserError
-from mlxcel_cli.errors import EngineGone, NoTemplate, Refused, ServerBusy, ServerFault, ServerGone
-from mlxcel_cli.pieces import End, Piece, Prefill, Reasoning, Text
+from mlxcel_cli import wire
+from mlxcel_cli.address import shown, shown_whatever
+from mlxcel_cli.errors import NoAnswer, Refused, ServerGone
+from mlxcel_cli.pieces import End, Piece
+from server.config import is_api_key
 
-ENGINE_GONE = ("model_not_loaded", "engine_stopped")
 JSON = {"content-type": "application/json"}
 # A server decides what waits; the default of a hundred connections would wait here, unseen.
 UNBOUNDED = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
+LISTING_S = 10.0
+HIDDEN_KEY = "***"
 FORMS = "give http://HOST:PORT or the path of a unix socket that ends in .sock"
 
 
@@ -71,14 +76,15 @@ class Client:
         model: str | None = None,
         key: str = "",
     ) -> None:
+        self._address = shown(address or base_url)
+        self._key = sent_key(key, self._address)
         self._http = httpx2.AsyncClient(
             transport=transport,
             base_url=base_url,
             timeout=httpx2.Timeout(None, connect=10.0),
             trust_env=False,
-            headers={"authorization": f"Bearer {key}".encode()} if key else None,
+            headers={"authorization": f"Bearer {self._key}"} if self._key else None,
         )
-        self._address = address or base_url
         self._model = {"model": model} if model else {}
 
     @classmethod
@@ -96,7 +102,7 @@ class Client:
         except httpx2.InvalidURL:
             url = httpx2.URL("")
         if url.scheme not in ("http", "https") or not url.host or (url.port or 0) > 65535:
-            raise UserError(f"{address} is not the address of a server", hint=FORMS)
+            raise UserError(f"{shown_whatever(address)} is not the address of a server", hint=FORMS)
         base = address.rstrip("/").removesuffix("/v1")
         return cls(httpx2.AsyncHTTPTransport(limits=UNBOUNDED), base, model=model, key=key)
 
@@ -120,14 +126,19 @@ class Client:
         """Stream the raw completion of `prompt`, a text or the ids of its tokens."""
         return self._stream("/v1/completions", {"prompt": prompt, **asked})
 
-    async def models(self) -> list[str]:
+    async def models(self, within_s: float | None = LISTING_S) -> list[str]:
         """The names of the server's models."""
-        return [entry["id"] for entry in await self.described_models()]
+        return [entry["id"] for entry in await self.described_models(within_s)]
 
-    async def described_models(self) -> list[dict[str, Any]]:
-        """The server's models, each with what it says of it."""
-        listing = await self._get("/v1/models")
-        entries = listing.get("data")
+    async def described_models(self, within_s: float | None = LISTING_S) -> list[dict[str, Any]]:
+        """The server's models, each with what it says of it. Raises ServerGone where that takes longer than
+        `within_s` (None: any time).
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                entries = (await self._get("/v1/models")).get("data")
+        except TimeoutError:
+            raise ServerGone(f"{self._address} did not list its models within {within_s:g} s") from None
         if not isinstance(entries, list):
             return []
         return [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
@@ -143,15 +154,15 @@ class Client:
     async def context_length(self) -> int | None:
         """The most tokens that prompt and answer may have together; None where the server does not say."""
         try:
-            settings = (await self.props()).get("default_generation_settings")
-        except MlxcelError:
+            async with asyncio.timeout(LISTING_S):
+                settings = (await self.props()).get("default_generation_settings")
+        except (MlxcelError, TimeoutError):
             return None
-        length = settings.get("n_ctx") if isinstance(settings, dict) else None
-        return length if isinstance(length, int) and length > 0 else None
+        return wire.count_of(settings.get("n_ctx") if isinstance(settings, dict) else None) or None
 
     async def num_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """How many tokens the prompt of `messages` has. Raises UserError where the server does not count them."""
-        body = {"model": self._model.get("model") or (await self.models())[0]}
+        body: dict[str, Any] = {"model": self._model.get("model") or next(iter(await self.models()), "")}
         body["messages"] = [message for message in messages if message["role"] != "system"]
         if system := [message["content"] for message in messages if message["role"] == "system"]:
             body["system"] = system[0]
@@ -161,17 +172,24 @@ class Client:
             if refusal.status not in (404, 405, 501):
                 raise
             counted = None
-        if not isinstance(counted, int):
+        if (number := wire.count_of(counted)) is None:
             raise UserError(f"the server at {self._address} does not count tokens")
-        return counted
+        return number
 
     async def tokens(self, text: str) -> list[int]:
         """The ids of `text`'s tokens, as llama-server gives them too."""
-        return list((await self._get("/tokenize", method="POST", body={"content": text}))["tokens"])
+        tokens = (await self._get("/tokenize", method="POST", body={"content": text})).get("tokens")
+        if not isinstance(tokens, list):
+            raise NoAnswer("a text without its tokens")
+        return tokens
 
     async def router_stats(self) -> dict[str, Any]:
-        """A router's nodes, and what it has them do."""
-        return await self._get("/router/stats")
+        """A router's nodes, and what it has them do. Raises NoAnswer where it lists none."""
+        stats = await self._get("/router/stats")
+        nodes = stats.get("nodes")
+        if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
+            raise NoAnswer("figures of a router without its nodes")
+        return stats
 
     async def drain(self, node: str, *, drains: bool) -> None:
         """Have a router give `node` nothing new, or let it take part again."""
@@ -180,13 +198,11 @@ class Client:
     async def _get(
         self, path: str, *, method: str = "GET", body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        try:
+        with self._judged():
             response = await self._http.request(method, path, json=body)
-        except httpx2.TransportError as error:
-            raise self._gone(error) from error
-        if response.is_error:
-            raise _refusal(response.status_code, response.content)
-        return _object(response.content)
+            if not response.is_success:
+                raise _refusal(response, response.content)
+            return wire.object_of(response.content)
 
     async def _stream(self, path: str, fields: dict[str, Any]) -> AsyncGenerator[Piece, None]:
         body = {**self._model, **fields, "stream": True, "stream_options": {"include_usage": True}}
@@ -194,15 +210,30 @@ class Client:
             content = json.dumps(body, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             raise UserError("what is to be sent is not UTF-8 text") from None
-        try:
+        with self._judged():
             async with self._http.stream("POST", path, content=content, headers=JSON) as response:
-                if response.is_error:
-                    raise _refusal(response.status_code, await response.aread())
+                if not response.is_success:
+                    raise _refusal(response, await response.aread())
+                kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if response.status_code == 204 or kind in wire.NO_STREAMS:
+                    raise wire.no_stream(await response.aread())
                 async with aclosing(_pieces(response.aiter_bytes())) as pieces:
                     async for piece in pieces:
                         yield piece
+
+    @contextmanager
+    def _judged(self) -> Iterator[None]:
+        """What goes wrong in one exchange, as this project's exceptions; none of them shows the key."""
+        try:
+            yield
         except httpx2.TransportError as error:
             raise self._gone(error) from error
+        except httpx2.DecodingError as error:
+            raise NoAnswer("a body that is not in the content-encoding it names") from error
+        except MlxcelError as problem:
+            if self._key:
+                problem.args = tuple(str(said).replace(self._key, HIDDEN_KEY) for said in problem.args)
+            raise
 
     def _gone(self, error: httpx2.TransportError) -> ServerGone:
         if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
@@ -220,64 +251,31 @@ async def _pieces(chunks: AsyncIterator[bytes]) -> AsyncGenerator[Piece, None]:
     async for chunk in chunks:
         for kind, value in events.feed(chunk):
             if kind == "comment":
-                if (progress := _progress(value)) is not None:
+                if (progress := wire.progress_of(value)) is not None:
                     yield progress
                 continue
             if value == "[DONE]":
                 yield End(reason, **numbers)
                 return
-            frame = _object(value.encode())
-            if frame.get("error"):
-                raise ServerFault(_message_of(frame) or "the server failed in mid-answer")
-            numbers |= {name: frame[name] for name in ("usage", "timings") if isinstance(frame.get(name), dict)}
-            for choice in frame.get("choices") or ():
-                reason = choice.get("finish_reason") or reason
-                delta = choice.get("delta") or {}
-                if thought := delta.get("reasoning_content") or delta.get("reasoning"):
-                    yield Reasoning(thought)
-                if text := delta.get("content") or choice.get("text"):
-                    yield Text(text)
+            frame = wire.frame_of(value)
+            numbers |= wire.numbers_of(frame)
+            for brought, ended in wire.choices_of(frame):
+                reason = ended or reason
+                for piece in brought:
+                    yield piece
     raise ServerGone("the server broke off in mid-answer")
 
 
-def _progress(comment: str) -> Prefill | None:
-    words = comment.split()
-    if len(words) == 2 and words[0] == "prefill":
-        done, _, total = words[1].partition("/")
-        if done.isdecimal() and total.isdecimal():
-            return Prefill(int(done), int(total))
-    return None
+def sent_key(key: str, address: str) -> str:
+    """`key` as it is sent: without the white space around it. Raises UserError for what cannot be a key."""
+    stripped = key.strip()
+    if key and not is_api_key(stripped):
+        raise UserError(
+            f"the API key for {address} cannot be one", hint="it is printable ASCII characters without spaces"
+        )
+    return stripped
 
 
-def _object(content: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(content)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise ServerFault("the server's answer is not what was expected: is it an OpenAI-compatible server?")
-    return value
-
-
-def _message_of(answer: Mapping[str, Any]) -> str:
-    error = answer.get("error")
-    return str(error.get("message", "")) if isinstance(error, dict) else str(error or "")
-
-
-def _refusal(status: int, content: bytes) -> MlxcelError:
-    try:
-        answer = _object(content)
-    except ServerFault:
-        answer = {}
-    error = answer.get("error")
-    code = str(error.get("code") or "") if isinstance(error, dict) else ""
-    message = _message_of(answer) or f"the server answered with status {status}"
-    if code == "no_chat_template":
-        return NoTemplate(message, status=status, code=code)
-    if code in ENGINE_GONE:
-        return EngineGone(message)
-    if status == 503:
-        return ServerBusy(message, hint="ask again in a moment")
-    if status < 500 or status == 501:
-        return Refused(message, status=status, code=code)
-    return ServerFault(message)
+def _refusal(response: httpx2.Response, content: bytes) -> MlxcelError:
+    location = response.headers.get("location", "") if response.is_redirect else ""
+    return wire.refusal(response.status_code, content, shown(location))

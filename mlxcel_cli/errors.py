@@ -7,6 +7,7 @@ MlxcelError
 │       └── NoTemplate      the model has no chat template: complete text instead
 └── ServerFault             a server could not do it (5xx), or an error after the answer had begun
     ├── ServerBusy          503: full, or still loading
+    ├── NoAnswer            what it sent is no answer of this API
     ├── EngineGone          503: its model did not load, or its engine has ended
     └── ServerGone          nobody answers at the address, or the answer broke off
 """
@@ -37,6 +38,13 @@ class ServerFault(MlxcelError):
 
 class ServerBusy(ServerFault):
     """The server has no room now, or its model is not there yet."""
+
+
+class NoAnswer(ServerFault):
+    """The server sent what no answer is: `what` says what that was. Never its text, which may hold anything."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the server sent what no answer is: {what}", hint="is it an OpenAI-compatible server?")
 
 
 class EngineGone(ServerFault):

@@ -29,7 +29,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The answer is whole. `usage` and `timings` are the server's objects, empty where it sent none."""
+    """The answer is whole. `usage` and `timings` are the server's figures, as far as they are some."""
 
     finish_reason: str
     usage: Mapping[str, Any] = field(default_factory=dict)

@@ -148,7 +148,8 @@ async def _converse(talk: Talk) -> bool:
             return True
         if not render.is_terminal(sys.stdin):
             return await _repl(talk, client, Piped(sys.stdin.fileno()), View(talk.reasoning or "hide")).run()
-        name = ", ".join(names)
+        render.put("")  # a chat whose answers have nowhere to go is an error at once
+        name = render.harmless(" ".join(", ".join(names).split()))
         render.note(f"{name}: /help lists the commands, Ctrl-D leaves")
         shown = View(talk.reasoning or "fold", markdown=True)
         with leaves_cleanly(), interrupt_ignored():

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.errors import ConfigError, RequestError
 from server.address import is_loopback
-from server.config import ServerConfig
+from server.config import ServerConfig, is_api_key
 from server.errors import Foreign, Unauthorized, error_response, shape_of
 from server.page import FILES
 from server.routes.common import request_id_of
@@ -39,7 +39,7 @@ def keys_of(config: ServerConfig) -> tuple[str, ...]:
             raise ConfigError("api_key_file", f"{config.api_key_file} holds no key", hint="one key a line")
         keys += in_file
     for key in keys:
-        if not key.isascii() or not key.isprintable() or " " in key or not key:
+        if not is_api_key(key):
             raise ConfigError("api_key", "an API key is made of printable ASCII characters without spaces")
     return tuple(keys)
 

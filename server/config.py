@@ -17,6 +17,11 @@ ROUTER_ENGINE = frozenset({
 })  # fmt: skip
 
 
+def is_api_key(text: str) -> bool:
+    """Whether `text` can be an API key: printable ASCII characters without spaces."""
+    return bool(text) and text.isascii() and text.isprintable() and " " not in text
+
+
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
     """`model_id` is the name that clients send; `alias`, when given, replaces it in listings."""

@@ -17,7 +17,7 @@ from engine.errors import MlxcelError
 from mlxcel_cli.bench.mixes import Conversation
 from mlxcel_cli.bench.record import Record
 from mlxcel_cli.client import Client
-from mlxcel_cli.errors import EngineGone, Refused, ServerBusy, ServerGone
+from mlxcel_cli.errors import EngineGone, NoAnswer, Refused, ServerBusy, ServerGone
 from mlxcel_cli.pieces import End, Reasoning, Text
 
 Now = Callable[[], float]
@@ -111,6 +111,8 @@ def kind_of(problem: MlxcelError) -> str:
             return f"refused ({problem.status})"
         case ServerBusy():
             return "busy (503)"
+        case NoAnswer():
+            return "no answer of this API"
         case EngineGone():
             return "model gone"
         case ServerGone():

@@ -1,12 +1,12 @@
 """Runs a load against one server, or against two in turn, and gives the figures."""
 
-import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from engine.errors import UserError
+from mlxcel_cli.address import shown
 from mlxcel_cli.bench.load import Load, poisson
 from mlxcel_cli.bench.mixes import Mix, conversations
 from mlxcel_cli.bench.record import Record
@@ -65,7 +65,12 @@ class Target:
 
     url: str
     model: str | None = None
-    key: str = ""
+    key: str = field(default="", repr=False)
+
+    @property
+    def name(self) -> str:
+        """The URL as it may be shown."""
+        return shown(self.url)
 
 
 async def bear(plan: Plan, targets: list[Target], *, tell: Callable[[str], None]) -> ServeResult:
@@ -84,13 +89,13 @@ async def bear(plan: Plan, targets: list[Target], *, tell: Callable[[str], None]
             target = targets[place]
             async with Client.to(target.url, model=models[place], key=target.key) as client:
                 if repeat == 0 and plan.warmup:
-                    tell(f"{target.url}: warm-up")
+                    tell(f"{target.name}: warm-up")
                     await _run(plan, client, plan.warmup, f"warm {plan.seed}", lambda record: None)
-                counted = _Counter(f"{target.url}: run {repeat + 1} of {plan.repeats}", plan.num_requests, tell)
+                counted = _Counter(f"{target.name}: run {repeat + 1} of {plan.repeats}", plan.num_requests, tell)
                 records[place] = await _run(plan, client, plan.num_requests, f"{plan.seed}-{repeat}", counted)
             runs[place].append(summarize(records[place], plan.objective))
     servers = [
-        ServerRuns(target.url, model, taken, last)
+        ServerRuns(target.name, model, taken, last)
         for target, model, taken, last in zip(targets, models, runs, records, strict=True)
     ]
     return ServeResult(servers, plan.body())
@@ -111,19 +116,20 @@ async def _first_model(target: Target, timeout_s: float) -> str:
 
     `timeout_s` is what it may take, 0: anything.
     """
+    why = ""
     try:
-        async with asyncio.timeout(timeout_s or None), Client.to(target.url, key=target.key) as client:
-            names = await client.models()
-    except TimeoutError:
-        raise ServerGone(f"{target.url} did not list its models within {timeout_s:g} s", hint=NAME_IT) from None
-    except (ServerGone, ServerBusy, EngineGone):
+        async with Client.to(target.url, key=target.key) as client:
+            names = await client.models(timeout_s or None)
+    except ServerGone as gone:
+        raise ServerGone(str(gone), hint=gone.hint or NAME_IT) from gone
+    except (ServerBusy, EngineGone):
         raise
     except (ServerFault, Refused) as fault:
         if isinstance(fault, Refused) and fault.status in (401, 403):
             raise
-        names = []
+        names, why = [], f": {fault}"
     if not any(names):
-        raise UserError(f"{target.url} lists no model", hint=NAME_IT)
+        raise UserError(f"{target.name} lists no model{why}", hint=NAME_IT)
     return next(filter(None, names))
 
 

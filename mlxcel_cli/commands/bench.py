@@ -225,7 +225,7 @@ async def _load(plan: "Plan", targets: list["Target"], tell: Callable[[str], Non
     from mlxcel_cli.bench.serve import bear
 
     render.note(
-        f"{plan.num_requests} requests to {' and '.join(target.url for target in targets)}, seed {plan.seed}"
+        f"{plan.num_requests} requests to {' and '.join(target.name for target in targets)}, seed {plan.seed}"
     )
     return await bear(plan, targets, tell=tell)
 

@@ -10,6 +10,7 @@ import typer
 
 from engine.errors import UserError
 from mlxcel_cli import render
+from mlxcel_cli.address import shown
 from mlxcel_cli.errors import Refused, WrongUsage
 
 EXAMPLE = """\b
@@ -56,7 +57,11 @@ def cluster(
             render.note(f"{what} holds the secret; the others' --node-peers take the line above and an address")
         case Action.STATUS:
             stats = asyncio.run(_stats(server, api_key))
-            render.put(json.dumps(stats, indent=2) + "\n" if as_json else render.table(_rows(stats["nodes"])))
+            render.put(
+                json.dumps(stats, indent=2) + "\n"
+                if as_json
+                else render.harmless(render.table(_rows(stats["nodes"])))
+            )
             if not stats["nodes"]:
                 render.note("the router is starting")
         case _:
@@ -74,7 +79,7 @@ async def _stats(server: str, key: str) -> dict[str, Any]:
         except Refused as refusal:
             if refusal.status != 404:
                 raise
-            raise UserError(f"the server at {server} is no router") from refusal
+            raise UserError(f"the server at {shown(server)} is no router") from refusal
 
 
 async def _drain(server: str, key: str, node: str, *, drains: bool) -> None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from engine.errors import UserError
-from mlxcel_cli.client import Client
+from mlxcel_cli.address import shown
+from mlxcel_cli.client import Client, sent_key
 from mlxcel_cli.errors import Refused, ServerFault
 
 KEY_VARIABLE = "MLXCEL_API_KEY"
@@ -38,10 +39,11 @@ async def ask(address: str, *, key: str = "", model: str | None = None) -> Endpo
     Raises UserError for a socket's path or a model that the server has not, and what a server that does not answer
     raises.
     """
-    if address.endswith(".sock"):
-        raise UserError(f"{address} is a socket, and clients want a URL", hint="serve with --host 127.0.0.1")
     if "@" in address.partition("://")[2].partition("/")[0]:
         raise UserError("an address with a name or password in it would be printed and written as it is")
+    if address.endswith(".sock"):
+        raise UserError(f"{address} is a socket, and clients want a URL", hint="serve with --host 127.0.0.1")
+    key = sent_key(key, shown(address))
     needs_key = False
     try:
         entries = await _entries(address, "")

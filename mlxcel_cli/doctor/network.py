@@ -1,13 +1,13 @@
 """The port that `serve` would take, the proxies, and the model hub."""
 
 import os
-import re
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from mlxcel_cli import config, render
+from mlxcel_cli.address import shown
 from mlxcel_cli.doctor.finding import Finding, State
 
 PATIENCE_S = 3.0
@@ -52,7 +52,7 @@ def look_at_proxies(environment: Mapping[str, str] | None = None) -> Iterator[Fi
         yield Finding("proxy", State.BROKEN, f"{name} is not the URL of a proxy", PROXY_HINT)
     if not known:
         return
-    said = ", ".join(f"{name}={_plain(url)}" for name, url in known.items())
+    said = ", ".join(f"{name}={shown(url)}" for name, url in known.items())
     spared = {host.strip().lower() for host in without.split(",")}
     if "*" in spared or all(host in spared for host in LOCAL):
         yield Finding("proxy", State.OK, said)
@@ -80,9 +80,9 @@ def look_at_hub() -> Iterator[Finding]:
         fault = " ".join(str(error).split())[:200] or type(error).__name__
     if fault:
         hint = f"{here}; to fetch others, name a mirror with HF_ENDPOINT, or a proxy with HTTPS_PROXY"
-        yield Finding("hub", State.WARNING, f"{_plain(constants.ENDPOINT)}: {_plain(fault)}", hint)
+        yield Finding("hub", State.WARNING, f"{shown(constants.ENDPOINT)}: {shown(fault)}", hint)
     else:
-        yield Finding("hub", State.OK, f"{_plain(constants.ENDPOINT)} answers")
+        yield Finding("hub", State.OK, f"{shown(constants.ENDPOINT)} answers")
 
 
 def _socket(path: Path) -> Finding:
@@ -113,7 +113,7 @@ def _who(address: str) -> str:
     try:
         listing = httpx2.get(f"{address}/v1/models", timeout=PATIENCE_S, trust_env=False).json()
         return render.harmless(str(listing["data"][0]["id"]))
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError):
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError, RecursionError):
         return ""
 
 
@@ -125,8 +125,3 @@ def _is_url(proxy: str) -> bool:
         return whole and url.scheme in PROXY_SCHEMES
     except ValueError:
         return False
-
-
-def _plain(text: str) -> str:
-    """`text`, a URL or what holds some, without names and passwords in it."""
-    return re.sub(r"[^\s/'\"]+@", "***@", text)

@@ -4,14 +4,14 @@ import json
 import math
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from mlxcel_cli.bench.sparkline import BARS
 from tests.cli.conftest import Outcome
@@ -151,7 +151,7 @@ def test_of_a_server_that_lists_no_models_the_model_must_be_named(
     asked = ("bench", "serve", "--url", address, "--requests", "2", "--warmup", "0", "--json")
     ended = mlxcel(*asked)
     assert ended.code == 1
-    assert f"{address} lists no model\nhint: --model" in ended.err
+    assert f"{address} lists no model: the server sent what no answer is: no JSON\nhint: --model" in ended.err
     assert not double.asked
     ended = mlxcel(*asked, "--model", "mine")
     assert ended.code == 0, ended.err
@@ -168,6 +168,67 @@ def test_a_listing_that_names_no_model_is_said(
     ended = mlxcel("bench", "serve", "--url", address)
     assert ended.code == 1
     assert f"{address} lists no model" in ended.err
+
+
+@pytest.fixture
+def refused(double: Double, request: pytest.FixtureRequest) -> None:
+    """The double refuses to list its models, with this status and these headers."""
+    status, headers = request.param
+
+    async def refusing(request: Request) -> Response:
+        return JSONResponse({"error": {"message": "slow down"}}, status, headers=headers)
+
+    double.models = refusing  # type: ignore[method-assign]
+
+
+@pytest.mark.usefixtures("refused")
+@pytest.mark.parametrize("refused", [(429, {}), (302, {"location": "http://else"})], indirect=True, ids=str)
+def test_why_a_server_does_not_list_its_models_is_said(mlxcel: Mlxcel, address: str) -> None:
+    ended = mlxcel("bench", "serve", "--url", address)
+    assert ended.code == 1
+    assert f"error: {address} lists no model: slow down" in ended.err
+    assert "hint: --model" in ended.err
+
+
+def test_an_answer_that_is_none_is_an_error_of_its_request_alone(
+    mlxcel: Mlxcel, address: str, double: Double
+) -> None:
+    frames = double.frames
+
+    async def odd(path: str, pieces: Any) -> AsyncIterator[str]:
+        if len(double.asked) % 2:
+            yield 'data: {"choices": 5}\n\n'
+        async for frame in frames(path, pieces):
+            yield frame
+
+    double.frames = odd  # type: ignore[method-assign]
+    asked = ("--clients", "1", "--requests", "4", "--warmup", "0")
+    ended = mlxcel("bench", "serve", "--url", address, *asked)
+    assert ended.code == 0, ended.err
+    assert "2 failed: no answer of this API: 2" in ended.out
+
+
+def test_a_password_in_a_url_is_nowhere_in_what_is_said(mlxcel: Mlxcel, address: str, tmp_path: Path) -> None:
+    html = tmp_path / "serve.html"
+    url = address.replace("://", "://me:PASSWORD@")
+    asked = (
+        "bench",
+        "serve",
+        "--url",
+        url,
+        "--against",
+        url,
+        "--requests",
+        "1",
+        "--warmup",
+        "1",
+        "--html",
+        str(html),
+    )
+    for ended in (mlxcel(*asked), mlxcel(*asked, "--json")):
+        assert ended.code == 0, ended.err
+        assert "PASSWORD" not in ended.out + ended.err + html.read_text("utf-8")
+        assert "http://***@127.0.0.1" in ended.out
 
 
 def test_the_timeout_holds_for_the_listing_of_models(mlxcel: Mlxcel, double: Double) -> None:

@@ -103,8 +103,9 @@ async def test_a_refusal_without_words_names_its_status(body):
 
 
 async def test_a_frame_that_is_no_object_is_an_error():
-    with pytest.raises(errors.ServerFault, match="OpenAI-compatible"):
+    with pytest.raises(errors.NoAnswer, match="the server sent what no answer is: no JSON") as raised:
         await pieces_of(Cut([b"data: nonsense\n\n"]))
+    assert "OpenAI-compatible" in raised.value.hint
 
 
 async def test_only_what_was_asked_is_sent():

@@ -78,6 +78,24 @@ def test_the_key_comes_from_the_environment_too(
     assert mlxcel("connect", "curl", "--server", address).code == 0
 
 
+@pytest.mark.parametrize("source", ["flag", "environment", "file"])
+def test_a_key_that_cannot_be_one_is_refused_without_being_shown(
+    source: str, mlxcel: Mlxcel, address: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["connect", "curl", "--server", address]
+    if source == "flag":
+        asked += ["--api-key", "SEC\nRET"]
+    elif source == "environment":
+        monkeypatch.setenv("MLXCEL_API_KEY", "SEC\nRET")
+    else:
+        (home / "c.toml").write_text(r'api_key = ["SEC\nRET"]')
+        asked += ["--config", "c.toml"]
+    ended = mlxcel(*asked)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith(f"error: the API key for {address} cannot be one\nhint: ")
+    assert "RET" not in ended.err
+
+
 @pytest.mark.parametrize("name", WITH_FILE)
 @pytest.mark.usefixtures("guarded")
 def test_a_file_is_written_without_the_key_and_a_second_time_not(

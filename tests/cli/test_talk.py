@@ -93,10 +93,14 @@ def test_a_server_that_asks_for_a_key(mlxcel, tiny):
         for command in ("run", "generate"):
             asked = (command, "--server", server.address, "-p", "hi", "-n", "1")
             assert mlxcel(*asked, "--api-key", "sk-first").code == 0
-            for wrong in ((), ("--api-key", "sk-wrong"), ("--api-key", "schlüssel")):
+            for wrong in ((), ("--api-key", "sk-wrong")):
                 ended = mlxcel(*asked, *wrong)
                 assert ended.code == 1
                 assert "a valid API key is needed" in ended.err
+            ended = mlxcel(*asked, "--api-key", "schlüssel")
+            assert ended.code == 1
+            assert ended.err.startswith(f"error: the API key for {server.address} cannot be one\nhint: ")
+            assert "schlüssel" not in ended.err
 
 
 def test_a_server_on_a_unix_socket(double, mlxcel, tmp_path):

@@ -1,6 +1,7 @@
 """The program at a real terminal: a pseudo-terminal, and a server double that answers."""
 
 import os
+import pty
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -188,3 +189,25 @@ def test_a_question_is_answered_by_yes_alone(address, at_terminal, tmp_path: Pat
     assert terminal.ended() == code
     assert b"Traceback" not in terminal.text
     assert file.exists() == (code == 0)
+
+
+def test_the_name_of_a_model_does_not_reach_a_terminal_as_control_bytes(double: Double, address, at_terminal):
+    double.listed = [{"id": "\x1b]0;pwn\x07evil\x1b[2J\nx"}]
+    terminal = at_terminal("chat", "--server", address)
+    terminal.wait_for(rb"\x1b]0;pwn\x07evil\x1b[2J", b"x: /help", b">>>")
+    terminal.type(b"one\r")
+    terminal.wait_for(b"Hello\r\n", b">>>")
+    terminal.type(CTRL_D)
+    assert terminal.ended() == 0
+    assert b"\x1b]0;pwn" not in terminal.all
+    assert b"\x1b[2J" not in terminal.all
+
+
+def test_a_chat_whose_answers_have_nowhere_to_go_is_an_error(double: Double, address):
+    ours, theirs = pty.openpty()
+    shell = ["sh", "-c", 'exec "$@" >&-', "sh", *PROGRAM, "chat", "--server", address]
+    ended = subprocess.run(shell, stdin=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(ours)
+    os.close(theirs)
+    assert (ended.returncode, ended.stderr) == (1, "error: stdout is closed: there is nowhere to write to\n")
+    assert not double.asked

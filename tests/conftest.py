@@ -1,5 +1,6 @@
 """Fixtures that several rooms share."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,12 @@ from engine.probe import Verdicts
 from engine.remembered import Remembered
 from mlxcel_cli import session
 from tests.tiny import write_checkpoint
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests stay to the end: the collector need not look through them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

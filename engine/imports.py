@@ -7,10 +7,8 @@ changes with another installation of it alone, so it is kept as a file from then
 import hashlib
 import importlib.abc
 import importlib.machinery
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -58,17 +56,23 @@ def install() -> None:
 
 def kept(define: Callable[..., Structure], folder: Path, place: Path) -> Callable[..., Structure]:
     """`define`, whose result for `folder` is kept in the folder `place`, by when and where it was installed."""
+    from engine.remembered import Remembered  # and with it MLX, which whoever imports transformers here has
+
+    remembered, key = Remembered(place), ""
     with suppress(OSError):
         stamp = f"{folder} {(folder / '__init__.py').stat().st_mtime_ns}"
-        place = place / f"{hashlib.sha256(stamp.encode()).hexdigest()[:32]}.json"
+        key = hashlib.sha256(stamp.encode()).hexdigest()[:32]
 
     def defined(module_path: str | os.PathLike[str], prefix: str | None = None) -> Structure:
-        if folder not in (Path(module_path), Path(module_path).parent):
+        if not key or folder not in (Path(module_path), Path(module_path).parent):
             return define(module_path, prefix=prefix)
-        found = _read(place)
+        found = _structure(remembered.read(key))
         if found is None:
             found = define(folder)
-            _write(place, found)
+            said = [
+                (sorted(needs), {name: sorted(of) for name, of in names.items()}) for needs, names in found.items()
+            ]
+            remembered.keep(key, said)
         if prefix is None:
             return found
         return {needs: {f"{prefix}.{name}": of for name, of in names.items()} for needs, names in found.items()}
@@ -76,21 +80,9 @@ def kept(define: Callable[..., Structure], folder: Path, place: Path) -> Callabl
     return defined
 
 
-def _read(place: Path) -> Structure | None:
-    """What was kept, or None: nothing was, or it cannot be read."""
+def _structure(said: Any) -> Structure | None:
+    """What was kept, or None: nothing was, or it is something else."""
     try:
-        said: Any = json.loads(place.read_bytes())
         return {frozenset(needs): {name: set(of) for name, of in names.items()} for needs, names in said}
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         return None
-
-
-def _write(place: Path, found: Structure) -> None:
-    """Keep it, if that is possible: whole or not at all."""
-    said = [[sorted(needs), {name: sorted(of) for name, of in names.items()}] for needs, names in found.items()]
-    with suppress(OSError):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=place.parent)
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(said, file)
-        os.replace(name, place)

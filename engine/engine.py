@@ -391,11 +391,10 @@ class Engine:
         row.storage = None
 
     def close(self) -> None:
-        """Drop everything; called on the engine's thread before it ends."""
+        """Drop everything; called on the engine's thread."""
         self._in_flight = None
         self.drafts.close()
         self._masks.close()
-        leave_thread()
 
     def abandon(self) -> tuple[tuple[Row, ...], list[Event]]:
         """Drop the forward in flight after a fault; its rows, whose state is lost, and all events before it."""
@@ -507,8 +506,3 @@ class Engine:
         self._read()
         if following is not None and any(row.finish_reason is None for row in following.rows):
             self._in_flight = following
-
-
-def leave_thread() -> None:
-    """End what MLX keeps for this thread, which aborts the process if it outlives the thread at exit."""
-    mx.clear_streams()

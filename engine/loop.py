@@ -1,7 +1,7 @@
-"""The one thread that touches MLX: mail in, tick, events out.
+"""One model's turns on the thread that touches MLX: mail in, tick, events out.
 
-Others submit, cancel and stop from any thread and never see an array. The thread loads the model itself, since
-what one thread has built another cannot evaluate. It decides nothing about rows (`scheduler.py`) and computes
+Others submit, cancel and stop from any thread and never see an array. The model is loaded in a turn too, since
+what one thread has built another cannot evaluate. A loop decides nothing about rows (`scheduler.py`) and computes
 nothing (`engine.py`); it contains faults: a forward that raises ends its own rows.
 """
 
@@ -24,8 +24,20 @@ from engine.handover import Arriving
 from engine.language import Language
 from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
-from engine.request import Event, Failed, Handed, Output, Progress, Request, Row, Sampling, Storable
+from engine.request import (
+    PRIORITIES,
+    Event,
+    Failed,
+    Handed,
+    Output,
+    Progress,
+    Request,
+    Row,
+    Sampling,
+    Storable,
+)
 from engine.scheduler import Scheduler
+from engine.turns import MlxThread
 from engine.warmup import MAX_WAITING, WarmUps
 from engine.watch import Watch
 
@@ -78,12 +90,8 @@ class Slot:
 def open_engine(config: EngineConfig) -> "Engine":
     """Load MLX and the model; imported this late so that importing the loop costs nothing."""
     with limits_kept():
-        from engine.engine import Engine, leave_thread
-    try:
-        return Engine.open(config)
-    except Exception:
-        leave_thread()
-        raise
+        from engine.engine import Engine
+    return Engine.open(config)
 
 
 @contextlib.contextmanager
@@ -124,7 +132,7 @@ class EngineLoop:
 
     The default runs it at once; a server has it run on its own event loop, one wake-up for all rows. `guard` is
     given `fail` when the loop starts, for whoever sees from outside that it cannot go on. `clock` gives seconds
-    and is what `metrics` are measured by.
+    and is what `metrics` are measured by. On `thread` it takes turns with others; without one it has its own.
     """
 
     def __init__(
@@ -136,9 +144,11 @@ class EngineLoop:
         on_state: Callable[[], None] = lambda: None,
         guard: Callable[[Callable[[MlxcelError], None]], None] = lambda fail: None,
         clock: Callable[[], float] = time.perf_counter,
+        thread: MlxThread | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         self.config = config
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self.watch = Watch()
         self.model: ServedModel | None = None
         self.fault: MlxcelError | None = None
@@ -147,6 +157,7 @@ class EngineLoop:
         self._on_state = on_state
         self._guard = guard
         self._clock = clock
+        self._engine: Engine | None = None
         self._scheduler: Scheduler | None = None
         self._warm_ups: WarmUps | None = None
         self._task_numbers = itertools.count()
@@ -154,13 +165,17 @@ class EngineLoop:
         self._mail: deque[tuple[str, Ticket]] = deque()
         self._questions: deque[tuple[Callable[[Engine], Any], Callable[[Any], None]]] = deque()
         self._expected: deque[Request] = deque(maxlen=MAX_WAITING)
-        self._wake = threading.Condition()
+        self._own_thread = thread is None
+        self._thread = thread or MlxThread()
+        self._wake = self._thread.wake
+        self._due_s = 0.0  # when it wants a turn though nothing comes
+        self._started = False
+        self._left = threading.Event()
         self._stopping = False
         self._num_live = 0
         self._num_slots = config.num_slots(batches=True)
         self._tickets: dict[Row, Ticket] = {}
         self._faults_in_a_row = 0
-        self._thread = threading.Thread(target=self._run, name="mlxcel-engine", daemon=True)
 
     @property
     def capacity(self) -> int:
@@ -180,17 +195,22 @@ class EngineLoop:
         """
         atexit.register(self.stop)
         self._guard(self.fail)
-        self._thread.start()
+        self._started = True
+        self._thread.join(self)
 
     def stop(self, timeout_s: float | None = None) -> None:
-        """End all rows and the thread, after the running step."""
+        """End all rows and the turns, after the running step."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-        if not self._thread.is_alive():
+        left = not self._started or self._left.wait(timeout_s)
+        if left and (not self._own_thread or self._thread.wait(timeout_s)):
             atexit.unregister(self.stop)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was started and has not left the thread."""
+        return self._started and not self._left.is_set()
 
     def fail(self, fault: MlxcelError) -> None:
         """End all rows by `fault`, from any thread: the engine's own may never come back to hear of it."""
@@ -275,16 +295,35 @@ class EngineLoop:
         with self._wake:
             return self._clock() - self._progress_s if self._num_live else 0.0
 
-    def _run(self) -> None:
+    @property
+    def is_called(self) -> bool:
+        """Whether there is something to be looked at in its next turn."""
+        return bool(self._mail or self._questions or self._expected or self._stopping)
+
+    @property
+    def due_s(self) -> float:
+        return self._due_s
+
+    @property
+    def urgency(self) -> int:
+        """That of the most urgent request."""
+        tickets = [*self._tickets.values(), *(ticket for kind, ticket in self._mail if kind == "submit")]
+        return min((PRIORITIES.index(ticket.request.priority) for ticket in tickets), default=len(PRIORITIES))
+
+    def begin(self) -> bool:
+        """Load the model; whether it is there."""
+        if self._stopping:
+            self._end_all(EngineStopped("the server is stopping"))
+            return False
         try:
-            engine = self._open(self.config)
+            engine = self._engine = self._open(self.config)
         except MlxcelError as fault:
             self._die(fault)
-            return
+            return False
         except Exception as fault:
             log.exception("the model could not be loaded")
             self._die(EngineStopped(f"the model could not be loaded: {fault}"))
-            return
+            return False
         self._num_slots = engine.num_slots
         self.model = ServedModel.speaking(
             engine.language,
@@ -297,18 +336,6 @@ class EngineLoop:
             cuts_at_turns=engine.cuts_at_turns,
             storage_backend=engine.storage_backend,
         )
-        self._on_state()
-        try:
-            self._serve(engine)
-        except EngineStopped as fault:
-            self._die(fault)
-        except Exception as fault:
-            log.exception("the engine's loop broke")
-            self._die(EngineStopped(f"the engine's loop broke: {fault!r}"))
-        finally:
-            engine.close()
-
-    def _serve(self, engine: "Engine") -> None:
         scheduler = self._scheduler = Scheduler(
             engine.plan(),
             num_slots=engine.num_slots,
@@ -318,48 +345,71 @@ class EngineLoop:
             drafts=engine.drafts,
             preempts=self.config.enable_preemption,
         )
-        warm_ups = self._warm_ups = WarmUps(engine, scheduler.plan)
-        while True:
-            idle = not (scheduler.has_work or engine.verifier.has_work or warm_ups.has_work)
-            mail = self._take_mail(wait_s=engine.prompts.expires_in_s() if idle else 0.0)
-            self._answer(engine)
-            for kind, ticket in mail:
-                if kind == "submit":
-                    self._admit(engine, scheduler, ticket)
-                else:
-                    self._drop(engine, scheduler, ticket)
-            if self._stopping:
-                self._end_all(EngineStopped("the server is stopping"))
-                return
-            if scheduler.has_work:
-                warm_ups.leave()
-            tick = scheduler.tick()
-            if tick:
-                events = self._run_tick(engine, scheduler, tick)
-                scheduler.settle(events)
-                happened = [(self._tickets[event.row], event) for event in events if event.row in self._tickets]
-                self._count(tick, happened)
-                self._deliver(happened)
-            engine.verifier.advance()
-            warm_ups.add(self._take_expected())
-            if not scheduler.has_work:
-                warm_ups.advance()
-            self.metrics.stands(
-                kv_bytes=engine.kv_bytes((*scheduler.rows, *warm_ups.rows)),
-                kv_blocks=engine.kv_blocks,
-                launches=engine.launches,
-                lookahead_steps=engine.lookahead_steps,
-                prompt_cache=engine.cache_stats(),
-                drafts=engine.drafts.stats(),
-            )
+        self._warm_ups = WarmUps(engine, scheduler.plan)
+        self._on_state()
+        return True
 
-    def _take_mail(self, *, wait_s: float) -> list[tuple[str, Ticket]]:
-        """What came so far, waiting for it that long; what has expired then is dropped by who looks at it next."""
+    def turn(self) -> bool:
+        """Take the mail and run one tick; whether there will be another turn."""
+        engine, scheduler, warm_ups = self._engine, self._scheduler, self._warm_ups
+        assert engine is not None, "a turn comes after the beginning"
+        assert scheduler is not None, "it is made for the engine"
+        assert warm_ups is not None, "they are made for the engine"
+        try:
+            return self._turn(engine, scheduler, warm_ups)
+        except EngineStopped as fault:
+            self._die(fault)
+        except Exception as fault:
+            log.exception("the engine's loop broke")
+            self._die(EngineStopped(f"the engine's loop broke: {fault!r}"))
+        return False
+
+    def leave(self) -> None:
+        """Let go of the engine, and of what it has of memory."""
+        if self._engine is not None:
+            self._engine.close()
+        self.model = self._engine = self._scheduler = self._warm_ups = None
+        self._left.set()
+
+    def _turn(self, engine: "Engine", scheduler: Scheduler, warm_ups: WarmUps) -> bool:
+        mail = self._take_mail()
+        self._answer(engine)
+        for kind, ticket in mail:
+            if kind == "submit":
+                self._admit(engine, scheduler, ticket)
+            else:
+                self._drop(engine, scheduler, ticket)
+        if self._stopping:
+            self._end_all(EngineStopped("the server is stopping"))
+            return False
+        if scheduler.has_work:
+            warm_ups.leave()
+        tick = scheduler.tick()
+        if tick:
+            events = self._run_tick(engine, scheduler, tick)
+            scheduler.settle(events)
+            happened = [(self._tickets[event.row], event) for event in events if event.row in self._tickets]
+            self._count(tick, happened)
+            self._deliver(happened)
+        engine.verifier.advance()
+        warm_ups.add(self._take_expected())
+        if not scheduler.has_work:
+            warm_ups.advance()
+        self.metrics.stands(
+            kv_bytes=engine.kv_bytes((*scheduler.rows, *warm_ups.rows)),
+            kv_blocks=engine.kv_blocks,
+            launches=engine.launches,
+            lookahead_steps=engine.lookahead_steps,
+            prompt_cache=engine.cache_stats(),
+            drafts=engine.drafts.stats(),
+        )
+        # What has expired in the prompt cache is dropped by who looks at it next.
+        idle = not (scheduler.has_work or engine.verifier.has_work or warm_ups.has_work)
+        self._due_s = time.monotonic() + engine.prompts.expires_in_s() if idle else 0.0
+        return True
+
+    def _take_mail(self) -> list[tuple[str, Ticket]]:
         with self._wake:
-            self._wake.wait_for(
-                lambda: self._mail or self._questions or self._expected or self._stopping,
-                min(wait_s, threading.TIMEOUT_MAX),
-            )
             mail = list(self._mail)
             self._mail.clear()
         return mail

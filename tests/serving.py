@@ -161,11 +161,11 @@ def settle(loop: EngineLoop) -> None:
     timer.start()
     try:
         lives = True
-        while lives and not deadline.is_set() and loop._thread.is_alive():
+        while lives and not deadline.is_set() and loop.is_alive:
             lives = bool(loop._num_live)
             probe = _Probe()
             loop.cancel(probe)  # type: ignore[arg-type]
-            while loop._thread.is_alive() and not probe.read.wait(0.1):
+            while loop.is_alive and not probe.read.wait(0.1):
                 pass
     finally:
         timer.cancel()

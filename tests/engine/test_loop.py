@@ -91,7 +91,7 @@ def loop(folder, gate):
     yield loop
     gate.open.set()
     loop.stop(PATIENCE_S)
-    assert not loop._thread.is_alive()
+    assert not loop.is_alive
     assert loop._num_live == 0
     assert not loop._tickets
 
@@ -149,7 +149,7 @@ def test_a_fault_seen_from_outside_is_heard_though_the_thread_is_stuck(folder, g
         Client(loop, "later")
     gate.open.set()
     loop.stop(PATIENCE_S)
-    assert not loop._thread.is_alive()
+    assert not loop.is_alive
     assert loop._num_live == 0
 
 
@@ -369,7 +369,7 @@ def test_silence_is_measured_while_work_is_in_flight_and_nothing_comes_of_it(fol
 
 def test_one_thread_loads_and_steps(loop, gate):
     Client(loop, "r").end()
-    assert gate.threads == {loop._thread.ident}
+    assert gate.threads == {loop._thread._thread.ident}
 
 
 def test_questions_are_answered_between_steps(loop, gate):

@@ -9,6 +9,7 @@ from mlxcel_cli import config, render
 from mlxcel_cli.errors import WrongUsage
 from server.config import ServerConfig
 
+ALL = "all"
 STRONGER = "hint: choose a model with -m MODEL or MLXCEL_MODEL; `mlxcel list` shows what is here"
 
 
@@ -17,6 +18,20 @@ def named(argument: str | None, option: str | None) -> str | None:
     if argument and option and argument != option:
         raise WrongUsage(f"two models are named: {argument} and {option}", hint="name it once")
     return argument or option
+
+
+def first(settings: config.Settings) -> str:
+    """The model that a server of several answers by where none is named: the first of them."""
+    listed: tuple[str, ...] = settings.values.get("models", ())
+    if settings.model or not listed:
+        return chosen(settings)
+    if listed[0] != ALL:
+        return listed[0]
+    from engine.model.store import Store
+
+    if not (entries := Store().list()):
+        raise WrongUsage("--models all: the store is empty", hint=f"mlxcel pull {config.BUILT_IN_MODEL}")
+    return entries[0].short_name
 
 
 def chosen(settings: config.Settings) -> str:
@@ -30,13 +45,28 @@ def chosen(settings: config.Settings) -> str:
 
 
 def in_place(server: ServerConfig) -> ServerConfig:
-    """`server` with the folders of the checkpoint that its `model_id` names, and of the draft model that it
-    names if it does, brought here first where they are not.
+    """`server` with the folders of the checkpoint that its `model_id` names, of the draft model that it names if
+    it does, and of its further models, brought here first where they are not.
     """
+    references = references_of(server)
     engine = dataclasses.replace(server.engine, model=folder(server.model_id))
     if engine.draft_model is not None:
         engine = dataclasses.replace(engine, draft_model=folder(str(engine.draft_model)))
-    return dataclasses.replace(server, engine=engine)
+    others = tuple((name, folder(reference)) for name, reference in references)
+    return dataclasses.replace(server, engine=engine, others=others)
+
+
+def references_of(server: ServerConfig) -> list[tuple[str, str]]:
+    """The further models that `server` is to have, each by its name for clients and by what says where it is."""
+    from engine.model.store import Store
+
+    references: dict[str, str] = {}
+    for name in server.models:
+        if name == ALL:
+            references |= {entry.short_name: str(entry.path) for entry in Store().list()}
+        else:
+            references.setdefault(name, name)
+    return [item for item in references.items() if server.model_id not in item]
 
 
 def folder(reference: str) -> Path:

@@ -14,9 +14,9 @@ from starlette.routing import Route
 
 from engine.errors import MlxcelError
 from server.auth import Keys, SameOrigin, keys_of
-from server.bridge import Bridge
 from server.config import ServerConfig
 from server.errors import NoRoute, error_response, shape_of
+from server.models import Models
 from server.page import FILES
 from server.record import Recorded, record_of
 from server.routes.cache import cache_stats, reset_cache
@@ -85,19 +85,18 @@ def make_app(
         if config.node_role == "router":
             assert node is not None, "a router is a node"
             loop_options.update(loop=node.loop, wait=node.waited)
-        bridge = Bridge(config.engine, on_fault=on_fault, **loop_options)
-        app.state.service = Service(config, bridge, node)
-        bridge.start()
+        models = Models(config, on_fault=on_fault, **loop_options)
+        app.state.service = Service(config, models, node)
+        models.start()
         if node is not None:
-            node.start(bridge, on_fault)
+            node.start(models.default.bridge, on_fault)
         try:
             yield
         finally:
-            app.state.service.feed.end()
-            app.state.service.conversations.close()
+            models.end_watching()
             if node is not None:
                 await node.close()
-            await bridge.stop()
+            await models.stop()
 
     handlers: dict[Any, Any] = {
         MlxcelError: _refused,

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
 from engine.handover import Arriving, Identity
 from engine.loop import EngineLoop, ServedModel, Slot, Ticket
-from engine.metrics import Numbers
+from engine.metrics import Metrics, Numbers
 from engine.request import CacheStats, Event, Failed, Output, Request
 from engine.speculate.policy import DraftPolicy
 from engine.watch import Moment
@@ -81,10 +81,11 @@ async def _for_ever(come: Awaitable[Any]) -> None:
 
 
 class Bridge:
-    """The engine as the server sees it. `on_fault` is called when the engine is gone for good.
+    """The engine as the server sees it. `on_loaded` is called when the model is there, `on_fault` when the engine
+    is gone for good.
 
     `loop` makes what runs it, or what stands in its place and has others run it, and `wait` bounds how long a
-    request waits for that to be ready.
+    request waits for that to be ready. What was stopped may be started again; what it counts goes on.
     """
 
     def __init__(
@@ -92,20 +93,34 @@ class Bridge:
         config: EngineConfig,
         *,
         on_fault: Callable[[MlxcelError], None] = lambda fault: None,
+        on_loaded: Callable[[], None] = lambda: None,
         loop: Callable[..., Any] = EngineLoop,
         wait: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
         **loop_options: Any,
     ) -> None:
         self._wait = wait or _for_ever
-        self._loop: EngineLoop = loop(config, post=self._post, on_state=self._on_state, **loop_options)
+        self._make = functools.partial(
+            loop, post=self._post, on_state=self._on_state, metrics=Metrics(), **loop_options
+        )
+        self._loop: EngineLoop = self._make(config)
+        self._was_stopped = False
+        self._hear: Callable[[Sequence[Moment]], None] | None = None
         self._on_fault = on_fault
+        self._on_loaded = on_loaded
         self._loaded = asyncio.Event()
         self._asyncio: asyncio.AbstractEventLoop | None = None
         self._text_workers = ThreadPoolExecutor(NUM_TEXT_WORKERS, thread_name_prefix="mlxcel-text")
 
-    def start(self) -> None:
-        """Start loading the model; called on the event loop that will use this."""
+    def start(self, config: EngineConfig | None = None) -> None:
+        """Start loading the model, by another `config` if one is given; called on the event loop that will use
+        this.
+        """
         self._asyncio = asyncio.get_running_loop()
+        if self._was_stopped or config is not None:
+            self._was_stopped = False
+            self._loaded.clear()
+            self._loop = self._make(config or self._loop.config)
+            self.listen(self._hear)
         self._loop.start()
 
     def end(self) -> None:
@@ -122,8 +137,13 @@ class Bridge:
     async def stop(self) -> None:
         """End everything and wait until the engine has stopped."""
         self.end()
-        self._text_workers.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._loop.stop)
+        self._was_stopped = True
+
+    async def close(self) -> None:
+        """Stop for good."""
+        self._text_workers.shutdown(wait=False, cancel_futures=True)
+        await self.stop()
 
     @property
     def model_now(self) -> ServedModel | None:
@@ -158,12 +178,17 @@ class Bridge:
         """What the engine has counted, and what stands now."""
         return self._loop.numbers()
 
+    def refused(self) -> None:
+        """Count a request that was refused before it came here."""
+        self._loop.metrics.refused()
+
     def slots(self) -> list[Slot | None]:
         """What each slot does now, None where it is free."""
         return self._loop.slots()
 
     def listen(self, hear: Callable[[Sequence[Moment]], None] | None) -> None:
         """Have `hear` called, on the event loop, with what happens to requests from now on; None: nobody hears."""
+        self._hear = hear
         told = None if hear is None else lambda moments: self._post(functools.partial(hear, moments))
         self._loop.watch.listener = told
 
@@ -238,5 +263,6 @@ class Bridge:
             for note in self._loop.model.notes:
                 log.info("%s", note)
             log.info("ready to answer")
+            self._on_loaded()
         if self._loop.fault is not None:
             self._on_fault(self._loop.fault)

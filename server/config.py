@@ -6,9 +6,11 @@ from urllib.parse import urlsplit
 
 from engine.config import EngineConfig, check_bounds, setting
 from engine.errors import ConfigError
+from engine.size import AUTO, Bound
 from server.address import is_local, is_loopback
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+OF_ONE_MODEL = ("draft_model", "adapter", "chat_template")
 ROLES = ("none", "prefill", "decode", "router")
 # What an engine does is said to whoever has one: these are the settings of it that a router acts on.
 ROUTER_ENGINE = frozenset({
@@ -24,7 +26,9 @@ def is_api_key(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """`model_id` is the name that clients send; `alias`, when given, replaces it in listings."""
+    """`model_id` is the name that clients send; `alias`, when given, replaces it in listings. `others` are further
+    models, each with its name and its folder.
+    """
 
     engine: EngineConfig
     model_id: str
@@ -54,6 +58,21 @@ class ServerConfig:
     request_timeout: float = setting(
         0.0, "seconds after which a request that is not answered is ended with a 504; 0: never", minimum=0
     )
+    models: tuple[str, ...] = setting(
+        (), "more models, loaded when a request names them and unloaded when others need their place; all: those "
+        "of the store"
+    )  # fmt: skip
+    models_max: int = setting(4, "of several models, the most that are loaded at once", minimum=1)
+    models_memory: Bound = setting(
+        AUTO, "most bytes that several models take, rows and prompt caches included; auto: what is free at the "
+        "start; none: no bound"
+    )  # fmt: skip
+    models_ttl: float = setting(
+        0.0, "seconds without a request after which one of several models is unloaded; 0: never", minimum=0
+    )
+    models_pin: tuple[str, ...] = setting(
+        (), "those of several models that are loaded from the start and never unloaded"
+    )
     log_level: str = setting("info", "the least that is logged", choices=LOG_LEVELS)
     log_format: str = setting("text", "how log lines are written", choices=("text", "json"))
     node_role: str = setting(
@@ -75,8 +94,15 @@ class ServerConfig:
         10.0, "seconds of silence before a stream sends a comment", minimum=0.01, flag=False
     )
 
+    others: tuple[tuple[str, Path], ...] = ()
+
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.others:
+            self._check_models()
+        for field in fields(self):
+            if field.name.startswith("models_") and not self.models and getattr(self, field.name) != field.default:
+                raise ConfigError(field.name, f"{field.name} is for several models", hint="--models names some")
         for origin in self.cors_origins:
             if origin != "*" and not _is_origin(origin):
                 raise ConfigError(
@@ -92,9 +118,33 @@ class ServerConfig:
                 "--insecure-no-auth",
             )
 
+    def _check_models(self) -> None:
+        """Raise ConfigError for what cannot be with several models."""
+        names = [self.served_name, *(name for name, _ in self.others)]
+        if (twice := next((name for name in names if names.count(name) > 1), None)) is not None:
+            raise ConfigError("models", f"models: {twice} is named twice")
+        for name in self.models_pin:
+            if name not in names:
+                raise ConfigError("models_pin", f"models_pin: {name} is none of {', '.join(names)}")
+        if len(self.models_pin) >= self.models_max and len(self.models_pin) < len(names):
+            raise ConfigError(
+                "models_pin",
+                f"{len(self.models_pin)} models are pinned, so that of {self.models_max} none is left for others",
+                hint="--models-max says how many may be loaded at once",
+            )
+        if self.engine.ranks is not None:
+            raise ConfigError("models", "one model runs over several ranks, and no others beside it")
+        for setting_name in OF_ONE_MODEL:
+            if getattr(self.engine, setting_name) is not None:
+                raise ConfigError(
+                    setting_name, f"{setting_name} is for one model, and several are served", hint="leave one out"
+                )
+
     def _check_role(self) -> None:
         """Raise ConfigError for what does not belong to the role, or is missing for it."""
         role, is_node = self.node_role, self.node_role in ("prefill", "decode")
+        if role != "none" and self.models:
+            raise ConfigError("models", f"models: a {role} of several processes serves one model")
         if role != "none" and self.engine.ranks is not None:
             raise ConfigError(
                 "node_role", f"node_role {role} is for one process: states of rows cannot cross ranks"

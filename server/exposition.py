@@ -3,7 +3,7 @@
 A metric without a source is not exposed. Each application has its own registry. Knows no routes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector
 
 from engine.metrics import Histogram, Numbers
+from server.residency import Place
 from server.roles.counts import Counts
 
 Value = float | Histogram | Mapping[str, int]
@@ -35,26 +36,36 @@ class Metric:
     value: Callable[[Numbers], Value]
     label: str = ""
 
-    def family(self, numbers: Numbers) -> Family:
-        """The metric as the library writes it."""
-        value = self.value(numbers)
-        if isinstance(value, Histogram):
-            return _histogram(self.name, self.help, value)
+    def family(self, of_models: Mapping[str, Numbers]) -> Family:
+        """The metric as the library writes it, with the models' names as a label where they have some."""
+        named = ["model"] if any(of_models) else []
+        if self.kind == "histogram":
+            histograms = HistogramMetricFamily(self.name, self.help, labels=named)
+            for name, numbers in of_models.items():
+                value = self.value(numbers)
+                assert isinstance(value, Histogram), "the kind says so"
+                histograms.add_metric([name][: len(named)], _buckets(value), value.total)
+            return histograms
         kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        if not isinstance(value, Mapping):
-            return kind(self.name, self.help, value=value)
-        family = kind(self.name, self.help, labels=[self.label])
-        for key, count in value.items():
-            family.add_metric([key], count)
+        family = kind(self.name, self.help, labels=[*named, *filter(None, [self.label])])
+        for name, numbers in of_models.items():
+            for key, count in self._counts(numbers):
+                family.add_metric([*[name][: len(named)], *filter(None, [key])], count)
         return family
 
+    def _counts(self, numbers: Numbers) -> Iterable[tuple[str, float]]:
+        """Each number with its label's value, which is empty where there is one number."""
+        value = self.value(numbers)
+        assert not isinstance(value, Histogram), "the kind says so"
+        return value.items() if isinstance(value, Mapping) else [("", value)]
 
-def _histogram(name: str, help_text: str, histogram: Histogram) -> Family:
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     buckets, seen = [], 0
     for bound, count in zip((*map(str, histogram.bounds), "+Inf"), histogram.counts, strict=True):
         seen += count
-        buckets.append((bound, seen))
-    return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=histogram.total)
+        buckets.append((bound, float(seen)))
+    return buckets
 
 
 def _ratio(number: float, of: float) -> float:
@@ -230,21 +241,46 @@ NODE_METRICS = (
 )  # fmt: skip
 
 
+# Of a server with several models, each of which is a value of the label `model`.
+MODEL_METRICS: tuple[tuple[str, Literal["counter", "gauge"], str, Callable[[Place], float]], ...] = (
+    ("mlxcel_model_loaded", "gauge", "whether the model is loaded", lambda p: p.state == "loaded"),
+    ("mlxcel_model_loads_total", "counter", "how often it was loaded", lambda p: p.num_loads),
+    ("mlxcel_model_bytes", "gauge", "bytes that it may take, rows and prompt cache included; 0: not there",
+     lambda p: p.claim_bytes),
+    ("mlxcel_model_requests", "gauge", "requests that keep it loaded", lambda p: p.num_leases),
+)  # fmt: skip
+
+
 class Exposition(Collector):
-    """Writes the numbers that `read` gives, as they are when it is asked; and a node's `counts`, if it is one."""
+    """Writes the numbers that `read` gives of each model, as they are when it is asked, where the `places` of
+    several models are, and a node's `counts`, if it is one.
+    """
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
-    def __init__(self, read: Callable[[], Numbers], counts: Callable[[], Counts] | None = None) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Mapping[str, Numbers]],
+        counts: Callable[[], Counts] | None = None,
+        places: Sequence[Place] = (),
+    ) -> None:
         self._read = read
         self._counts = counts
+        self._places = places
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     def collect(self) -> Iterator[Family]:
-        numbers = self._read()
+        of_models = self._read()
         for metric in METRICS:
-            yield metric.family(numbers)
+            yield metric.family(of_models)
+        for name, kind, said, value in MODEL_METRICS if self._places else ():
+            family = (CounterMetricFamily if kind == "counter" else GaugeMetricFamily)(
+                name, said, labels=["model"]
+            )
+            for place in self._places:
+                family.add_metric([place.name], value(place))
+            yield family
         counts = None if self._counts is None else self._counts()
         for name, said, label, field in NODE_METRICS if counts else ():
             family = CounterMetricFamily(name, said, labels=[label])

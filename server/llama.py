@@ -137,6 +137,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"parse_special": (True,)}
 
     content: str | list[Part]
+    model: str = ""
     add_special: bool = False
     with_pieces: bool = False
 
@@ -147,6 +148,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     tokens: list[int]
+    model: str = ""
 
 
 class TemplateBody(msgspec.Struct, kw_only=True):
@@ -155,6 +157,7 @@ class TemplateBody(msgspec.Struct, kw_only=True):
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    model: str = ""
     tools: list[dict[str, Any]] = []
     tool_choice: ToolChoice = "auto"
     chat_template_kwargs: dict[str, Any] = {}

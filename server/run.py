@@ -55,8 +55,8 @@ def serve(
             server_header=False,
         ),
         started=lambda: on_ready(address),
-        end_watching=lambda: app.state.service.feed.end(),
-        end_requests=lambda: app.state.service.bridge.end(),
+        end_watching=lambda: app.state.service.models.end_watching(),
+        end_requests=lambda: app.state.service.models.end(),
     )
     try:
         with _signals_end_here():

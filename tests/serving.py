@@ -229,7 +229,7 @@ class Served:
 
     @property
     def loop(self) -> EngineLoop:
-        loop: EngineLoop = self.app.state.service.bridge._loop
+        loop: EngineLoop = self.app.state.service.models.default.bridge._loop
         return loop
 
     async def post(self, path: str, body: Any, **options: Any) -> httpx2.Response:
@@ -286,13 +286,13 @@ class Served:
 
     async def warmed_up(self) -> None:
         """Wait until what was expected of next turns is stored."""
-        service = self.app.state.service
-        while service.conversations.tasks:
-            await asyncio.wait(service.conversations.tasks)
+        model = self.app.state.service.models.default
+        while model.conversations.tasks:
+            await asyncio.wait(model.conversations.tasks)
         warm_ups = self.loop._warm_ups
         assert warm_ups is not None, "the engine does not run"
         while self.loop._expected or warm_ups.has_work:
-            await service.bridge.cache_stats()  # answered once between two pieces
+            await model.bridge.cache_stats()  # answered once between two pieces
 
     async def exchanges_ended(self, *, but: int = 0) -> None:
         """Wait until the app has returned from all requests but some, those included that were left."""
@@ -343,7 +343,7 @@ async def served(
     async with client:
         service.count_submissions()
         if open_engine is None:
-            await app.state.service.bridge.model()
+            await app.state.service.models.default.bridge.model()
         try:
             yield service
         finally:
@@ -367,7 +367,7 @@ class Live:
 
     @property
     def loop(self) -> EngineLoop:
-        loop: EngineLoop = self.apps[0].state.service.bridge._loop
+        loop: EngineLoop = self.apps[0].state.service.models.default.bridge._loop
         return loop
 
     @property
@@ -443,7 +443,7 @@ def live(
     try:
         yield Live(config, addresses[0], apps, codes, thread, servers[0])
         if thread.is_alive():
-            settle(apps[0].state.service.bridge._loop)
+            settle(apps[0].state.service.models.default.bridge._loop)
     finally:
         servers[0].should_exit = True
         thread.join(PATIENCE_S)

@@ -251,6 +251,11 @@ def check_complete(folder: Path) -> None:
         raise ModelIncomplete(f"{folder} is not as it was stored: {changed} is missing or has another size")
 
 
+def weight_file_bytes(folder: Path) -> int:
+    """How large the weights are on the disk; 0 where there are none."""
+    return sum(path.stat().st_size for name in _weight_files(folder) if (path := folder / name).is_file())
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a checkpoint's JSON file; raises ModelError when the file does not hold one."""
     try:

@@ -16,6 +16,7 @@ EXAMPLE = """\b
 Examples:
   mlxcel serve smollm2-135m --port 8080
   mlxcel serve -m ./my-model --host /tmp/mlxcel.sock
+  mlxcel serve --models smollm2-135m,gemma3-270m --models-max 1
   mlx.launch -n 2 -- mlxcel serve ./my-model
 
 Every flag has an environment twin (--ctx-size: MLXCEL_CTX_SIZE) and the same name in the config file.
@@ -31,7 +32,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP to many clients, with OpenAI's routes."""
     settings = config.settle(flags, model=checkpoint.named(model, model_option), file=config_file)
-    reference = checkpoint.chosen(settings)
+    reference = checkpoint.first(settings)
     ranks = config.launched()
     engine = settings.engine(Path(reference), fallback_sampling=SERVE_SAMPLING, ranks=ranks)
     engine = engine if ranks is None else over_ranks(engine)
@@ -53,7 +54,14 @@ def serve(
     raise typer.Exit(
         run_server(
             server,
-            lambda address: say(f"{server.served_name} is served at {address} once it is loaded"),
+            lambda address: say(_said(server, address)),
             **options,
         )
     )
+
+
+def _said(server: ServerConfig, address: str) -> str:
+    if not server.others:
+        return f"{server.served_name} is served at {address} once it is loaded"
+    names = ", ".join([server.served_name, *(name for name, _ in server.others)])
+    return f"{names} are served at {address}, each loaded when a request names it"

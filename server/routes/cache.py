@@ -4,12 +4,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import json_response
-from server.routes.common import service_of
+from server.routes.common import looked_at
 
 
 async def cache_stats(request: Request) -> Response:
-    return json_response(await service_of(request).bridge.cache_stats())
+    return json_response(await looked_at(request).bridge.cache_stats())
 
 
 async def reset_cache(request: Request) -> Response:
-    return json_response({"freed_bytes": await service_of(request).bridge.reset_cache()})
+    return json_response({"freed_bytes": await looked_at(request).bridge.reset_cache()})

@@ -15,12 +15,11 @@ from server.reply import CallArguments, CallBegun, Choice, Finish, Reason, Reaso
 from server.routes.common import (
     Dialect,
     Said,
-    check_model,
     priority_of,
     read_body,
     request_id_of,
     respond,
-    service_of,
+    served_of,
 )
 from server.routes.turns import next_turn
 
@@ -66,14 +65,13 @@ def _delta(choice: int, delta: dict[str, Any], reason: Reason | None) -> dict[st
 
 
 async def chat_completions(request: Request) -> Response | ASGIApp:
-    service = service_of(request)
     body = await read_body(request, ChatBody)
     body.check()
-    check_model(service, body.model)
+    served = served_of(request, body.model)
     priority = priority_of(request)
-    dialect = ChatDialect(request_id_of(request, "chatcmpl"), service.config.served_name)
+    dialect = ChatDialect(request_id_of(request, "chatcmpl"), served.name)
 
     async def begin() -> Answer:
-        return await next_turn(service, dialect, body, priority)
+        return await next_turn(served, dialect, body, priority)
 
-    return await respond(request, body, dialect, begin)
+    return await respond(request, served, body, dialect, begin)

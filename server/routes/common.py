@@ -16,14 +16,12 @@ from engine.errors import RequestError
 from engine.loop import ServedModel
 from engine.request import PRIORITIES, Grammar, Priority, TokenLogprob
 from server.bodies import GenerationBody
-from server.bridge import Bridge
 from server.config import ServerConfig
 from server.continued import Responses
-from server.conversations import Conversations
-from server.errors import BodyTooLarge, UnknownModel, json_response, shape_of
-from server.feed import Feed
+from server.errors import BodyTooLarge, json_response, shape_of
 from server.generate import Answer, Prompted, Usage, start
 from server.logprobs import Logprobs, Spell
+from server.models import Models, Served
 from server.record import record_of
 from server.reply import CallArguments, CallBegun, CallEnded, Choice, Finish, Prefilled, Reasoning, Text
 from server.running import RunningRequests
@@ -42,18 +40,11 @@ _PLAIN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 class Service:
     """What the routes share for the life of the application."""
 
-    def __init__(self, config: ServerConfig, bridge: Bridge, node: "Node | None" = None) -> None:
+    def __init__(self, config: ServerConfig, models: Models, node: "Node | None" = None) -> None:
         self.config = config
-        self.bridge = bridge
+        self.models = models
         self.node = node
-        self.conversations = Conversations(
-            bridge,
-            config.served_name,
-            keeps=not config.engine.no_prompt_cache,
-            warms_up=not config.no_warmup_next_turn,
-        )
         self.running = RunningRequests(config.request_timeout)
-        self.feed = Feed(bridge)
         self.responses = Responses()
         self.started_s = int(time.time())
 
@@ -63,7 +54,8 @@ class Service:
         from server.exposition import Exposition
 
         node = self.node
-        return Exposition(self.bridge.numbers, None if node is None else lambda: node.counts)
+        counts = None if node is None else lambda: node.counts
+        return Exposition(self.models.numbers, counts, self.models.places)
 
 
 def service_of(request: Request) -> Service:
@@ -103,13 +95,16 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
     return parse(bytes(data), body_type)
 
 
-def check_model(service: Service, asked: str) -> None:
-    """Raise UnknownModel unless `asked` is empty or names the served model."""
-    served = (service.config.served_name, service.config.model_id)
-    if asked and asked not in served:
-        listed = ", ".join(dict.fromkeys(served))
-        asked = asked[:MAX_ECHOED]
-        raise UnknownModel(f"the model {asked!r} is not served here; served: {listed}", param="model")
+def served_of(request: Request, asked: str = "") -> Served:
+    """The model that `asked` names, or the default one where it is empty. Raises UnknownModel."""
+    served = service_of(request).models.find(asked)
+    record_of(request).model = served.name
+    return served
+
+
+def looked_at(request: Request) -> Served:
+    """The model that the query names, for those who only look at it: they do not wait for it."""
+    return served_of(request, request.query_params.get("model", ""))
 
 
 class Dialect:
@@ -188,7 +183,7 @@ async def _frames(answer: Answer, dialect: Dialect, include_usage: bool) -> Asyn
 
 
 async def begun(
-    service: Service,
+    served: Served,
     model: ServedModel,
     dialect: Dialect,
     body: GenerationBody,
@@ -200,9 +195,9 @@ async def begun(
     """Enqueue what `body` asks for; `more` is what a dialect alone knows. Raises as `start` does."""
     sampling = body.sampling(model.default_sampling)
     if sampling.is_dry:  # the engine asks for the same and then need not look through the vocabulary
-        await service.bridge.text_work(lambda: model.tokens.breakers(sampling.dry_sequence_breakers))
+        await served.bridge.text_work(lambda: model.tokens.breakers(sampling.dry_sequence_breakers))
     return await start(
-        service.bridge,
+        served.bridge,
         model,
         dialect.request_id,
         prompted,
@@ -216,16 +211,20 @@ async def begun(
         cache_salt=body.cache_salt,
         prompt_cache_key=body.prompt_cache_key,
         top_logprobs=body.num_logprobs(),
-        loops=body.loops(service.config.engine.loops),
+        loops=body.loops(served.engine.loops),
         grammar=grammar or body.constraint(),
         **more,
     )
 
 
 async def respond(
-    request: Request, body: GenerationBody, dialect: Dialect, begin: Callable[[], Awaitable[Answer]]
+    request: Request,
+    served: Served,
+    body: GenerationBody,
+    dialect: Dialect,
+    begin: Callable[[], Awaitable[Answer]],
 ) -> Response | ASGIApp:
-    """Answer `request` in `dialect`: begin, then stream or fold."""
+    """Answer `request` by `served` in `dialect`: begin, then stream or fold."""
     include_usage = bool(body.stream_options and body.stream_options.include_usage)
 
     async def whole(answer: Answer) -> dict[str, Any]:
@@ -236,6 +235,7 @@ async def respond(
 
     return await deliver(
         request,
+        served,
         dialect.request_id,
         begin,
         frames=(lambda answer: _frames(answer, dialect, include_usage)) if body.stream else None,
@@ -246,6 +246,7 @@ async def respond(
 
 async def respond_framed(
     request: Request,
+    served: Served,
     dialect: FramedDialect,
     begin: Callable[[], Awaitable[Answer]],
     *,
@@ -255,6 +256,7 @@ async def respond_framed(
     """Answer `request` in a dialect that has frames of its own."""
     return await deliver(
         request,
+        served,
         dialect.request_id,
         begin,
         frames=dialect.frames if stream else None,
@@ -266,6 +268,7 @@ async def respond_framed(
 
 async def deliver(
     request: Request,
+    served: Served,
     request_id: str,
     begin: Callable[[], Awaitable[Answer]],
     *,
@@ -274,7 +277,8 @@ async def deliver(
     user: str = "",
     done: bytes = DONE,
 ) -> Response | ASGIApp:
-    """Begin an answer, then send it as `frames`, where there are any, or `whole`; `done` marks their success.
+    """Begin an answer when its model is there, then send it as `frames`, where there are any, or `whole`; `done`
+    marks their success.
 
     A client that leaves ends its rows wherever they are, and so does who cancels the request or the clock.
     """
@@ -283,8 +287,13 @@ async def deliver(
     record.user = user[:MAX_ECHOED]
     headers = {"x-request-id": request_id}
     with contextlib.ExitStack() as under_way:
+
+        async def leased() -> Answer:
+            under_way.callback((await service.models.lease(served, priority_of(request))).release)
+            return await begin()
+
         running = under_way.enter_context(service.running.entered(request_id))
-        answer = await unless_gone(request.receive, running.begun(begin()))
+        answer = await unless_gone(request.receive, running.begun(leased()))
         under_way.callback(answer.close)
         record.usage = answer.usage
         if frames is not None:

@@ -20,12 +20,11 @@ from server.reply import Finish, Prefilled, Reason, Text
 from server.routes.common import (
     FramedDialect,
     begun,
-    check_model,
     priority_of,
     read_body,
     request_id_of,
     respond_framed,
-    service_of,
+    served_of,
 )
 from server.routes.native import settings_body
 from server.sse import Comment
@@ -132,17 +131,16 @@ def _each(ms: float, count: int) -> float:
 
 
 async def completion(request: Request) -> Response | ASGIApp:
-    service = service_of(request)
     body = await read_body(request, NativeCompletionBody)
     body.check()
-    check_model(service, body.model)
+    served = served_of(request, body.model)
     priority = priority_of(request)
     prompts = body.prompts()
-    dialect = NativeDialect(request_id_of(request, "cmpl"), service.config.served_name, body)
+    dialect = NativeDialect(request_id_of(request, "cmpl"), served.name, body)
 
     async def begin() -> Answer:
-        dialect.model = model = await service.bridge.model()
-        dialect.prompted = prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
-        return await begun(service, model, dialect, body, prompted, priority)
+        dialect.model = model = await served.bridge.model()
+        dialect.prompted = prompted = await text_prompts(served.bridge, model, prompts, num_choices=body.n)
+        return await begun(served, model, dialect, body, prompted, priority)
 
-    return await respond_framed(request, dialect, begin, stream=body.stream, user=body.user)
+    return await respond_framed(request, served, dialect, begin, stream=body.stream, user=body.user)

@@ -16,12 +16,11 @@ from server.routes.common import (
     Dialect,
     Said,
     begun,
-    check_model,
     priority_of,
     read_body,
     request_id_of,
     respond,
-    service_of,
+    served_of,
 )
 
 
@@ -54,20 +53,19 @@ def _entry(choice: int, text: str, reason: Reason | None) -> dict[str, Any]:
 
 
 async def completions(request: Request) -> Response | ASGIApp:
-    service = service_of(request)
     body = await read_body(request, CompletionBody)
     body.check()
-    check_model(service, body.model)
+    served = served_of(request, body.model)
     priority = priority_of(request)
     prompts = body.prompts()
-    dialect = CompletionDialect(request_id_of(request, "cmpl"), service.config.served_name)
+    dialect = CompletionDialect(request_id_of(request, "cmpl"), served.name)
 
     async def begin() -> Answer:
-        model = await service.bridge.model()
-        prompted = await text_prompts(service.bridge, model, prompts, num_choices=body.n)
+        model = await served.bridge.model()
+        prompted = await text_prompts(served.bridge, model, prompts, num_choices=body.n)
         if body.echo:
             texts = [prompt if isinstance(prompt, str) else model.tokens.decode(prompt) for prompt in prompts]
             dialect.echoed = [text for text in texts for _ in range(body.n)]
-        return await begun(service, model, dialect, body, prompted, priority)
+        return await begun(served, model, dialect, body, prompted, priority)
 
-    return await respond(request, body, dialect, begin)
+    return await respond(request, served, body, dialect, begin)

@@ -19,11 +19,11 @@ from server.messages import NAMES, CountBody, MessagesBody
 from server.reply import CallArguments, CallBegun, CallEnded, Finish, Prefilled, Reasoning, Text
 from server.routes.common import (
     FramedDialect,
-    check_model,
     priority_of,
     read_body,
     request_id_of,
     respond_framed,
+    served_of,
     service_of,
 )
 from server.routes.turns import naming, next_turn, prompted_turn
@@ -141,27 +141,26 @@ def _counted(usage: Usage) -> dict[str, Any]:
 
 
 async def messages(request: Request) -> Response | ASGIApp:
-    service = service_of(request)
     body = await read_body(request, MessagesBody)
     with naming(NAMES):
         chat = body.chat()
-    check_model(service, body.model)
+    served = served_of(request, body.model)
     priority = priority_of(request)
-    dialect = MessageDialect(request_id_of(request, "msg"), service.config.served_name)
+    dialect = MessageDialect(request_id_of(request, "msg"), served.name)
 
     async def begin() -> Answer:
         with naming(NAMES):
-            return await next_turn(service, dialect, chat, priority)
+            return await next_turn(served, dialect, chat, priority)
 
-    return await respond_framed(request, dialect, begin, stream=body.stream, user=chat.user)
+    return await respond_framed(request, served, dialect, begin, stream=body.stream, user=chat.user)
 
 
 async def count_tokens(request: Request) -> Response:
-    service = service_of(request)
     body = await read_body(request, CountBody)
     with naming(NAMES):
         chat = body.chat()
-        check_model(service, body.model)
-        _, _, prompted = await unless_gone(request.receive, prompted_turn(service, chat))
+        served = served_of(request, body.model)
+        async with service_of(request).models.leased(served, request.receive):
+            _, _, prompted = await unless_gone(request.receive, prompted_turn(served, chat))
     headers = {"x-request-id": request_id_of(request, "msg")}
     return json_response({"input_tokens": sum(len(ids) for ids in prompted.ids)}, headers=headers)

@@ -6,27 +6,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import json_response
-from server.routes.common import Service, check_model, service_of
+from server.models import Served
+from server.routes.common import Service, service_of
 
 
-def _described(service: Service) -> dict[str, Any]:
+def _described(service: Service, served: Served) -> dict[str, Any]:
     described: dict[str, Any] = {
-        "id": service.config.served_name,
+        "id": served.name,
         "object": "model",
         "created": service.started_s,
         "owned_by": "mlxcel",
     }
-    if model := service.bridge.model_now:
+    if (place := service.models.place(served)) is not None:
+        described["status"] = {
+            "value": place.state,
+            "pinned": place.is_pinned,
+            "requests": place.num_leases,
+            "bytes": place.claim_bytes,
+            "error": place.fault or None,
+        }
+    if model := served.bridge.model_now:
         described["max_model_len"] = model.context_length
         described["meta"] = {"n_ctx": model.context_length, "n_vocab": model.tokens.vocab_size}
     return described
 
 
 async def list_models(request: Request) -> Response:
-    return json_response({"object": "list", "data": [_described(service_of(request))]})
+    service = service_of(request)
+    described = [_described(service, served) for served in service.models.served]
+    return json_response({"object": "list", "data": described})
 
 
 async def one_model(request: Request) -> Response:
     service = service_of(request)
-    check_model(service, request.path_params["id"])
-    return json_response(_described(service))
+    return json_response(_described(service, service.models.find(request.path_params["id"])))

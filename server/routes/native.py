@@ -11,13 +11,14 @@ from starlette.responses import Response
 from engine.loop import ServedModel, Slot
 from engine.request import Sampling
 from server.errors import ModelLoading, NoFreeSlot, json_response
-from server.routes.common import Service, service_of
+from server.models import Served
+from server.routes.common import looked_at
 
 
 async def props(request: Request) -> Response:
-    service = service_of(request)
-    model = _model(service)
-    engine = service.config.engine
+    served = looked_at(request)
+    model = _model(served)
+    engine = served.engine
     params = settings_body(model.default_sampling, engine.n_predict)
     return json_response(
         {
@@ -26,7 +27,7 @@ async def props(request: Request) -> Response:
             "storage_backend": model.storage_backend,
             "storable": dataclasses.asdict(model.storable),
             "notes": list(model.notes),
-            "model_alias": service.config.served_name,
+            "model_alias": served.name,
             "model_path": str(engine.model),
             "modalities": {"vision": False, "audio": False, "video": False},
             "endpoint_slots": True,
@@ -42,21 +43,21 @@ async def props(request: Request) -> Response:
 
 async def slots(request: Request) -> Response:
     """`?fail_on_no_slot=1` asks for a 503 where none is free."""
-    service = service_of(request)
-    model = _model(service)
-    running = service.bridge.slots()
+    served = looked_at(request)
+    model = _model(served)
+    running = served.bridge.slots()
     if request.query_params.get("fail_on_no_slot", "0") not in ("0", "") and None not in running:
         raise NoFreeSlot("all slots are taken")
-    drafts = service.config.engine.drafting != "none"
+    drafts = served.engine.drafting != "none"
     return json_response([_slot(number, slot, model, drafts=drafts) for number, slot in enumerate(running)])
 
 
-def _model(service: Service) -> ServedModel:
-    bridge = service.bridge
+def _model(served: Served) -> ServedModel:
+    bridge = served.bridge
     if bridge.fault is not None:
         raise bridge.fault
     if bridge.model_now is None:
-        raise ModelLoading("the model is being loaded")
+        raise ModelLoading("the model is not loaded")
     return bridge.model_now
 
 

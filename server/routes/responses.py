@@ -21,11 +21,11 @@ from server.logprobs import Logprobs, listed, without_bytes
 from server.reply import CallArguments, CallBegun, CallEnded, Finish, Prefilled, Reason, Reasoning, Text
 from server.routes.common import (
     FramedDialect,
-    check_model,
     priority_of,
     read_body,
     request_id_of,
     respond_framed,
+    served_of,
     service_of,
 )
 from server.routes.turns import naming, next_turn
@@ -208,17 +208,15 @@ async def responses(request: Request) -> Response | ASGIApp:
         before = service.responses.conversation(body.previous_response_id, param="previous_response_id")
     with naming(NAMES):
         chat = body.chat(before)
-    check_model(service, body.model)
+    served = served_of(request, body.model)
     priority = priority_of(request)
-    dialect = ResponseDialect(
-        request_id_of(request, "resp"), service.config.served_name, body, before, service.responses
-    )
+    dialect = ResponseDialect(request_id_of(request, "resp"), served.name, body, before, service.responses)
 
     async def begin() -> Answer:
         with naming(NAMES):
-            return await next_turn(service, dialect, chat, priority)
+            return await next_turn(served, dialect, chat, priority)
 
-    return await respond_framed(request, dialect, begin, stream=body.stream, user=body.user)
+    return await respond_framed(request, served, dialect, begin, stream=body.stream, user=body.user)
 
 
 async def kept_response(request: Request) -> Response:

@@ -8,16 +8,16 @@ from starlette.types import ASGIApp
 
 from server.errors import NO_NODE, EngineStalled, NoNode, error_response, json_response
 from server.openapi import document
-from server.routes.common import service_of
+from server.routes.common import looked_at, service_of
 from server.sse import EventStream
 
 
 async def health(request: Request) -> Response:
-    """200 when the model is there, 503 while it loads and when the engine is gone."""
-    bridge = service_of(request).bridge
-    if bridge.fault is not None:
-        return error_response(bridge.fault)
-    if bridge.model_now is None:
+    """200 when what is to be there from the start is, 503 while it loads and when the engine is gone."""
+    models = service_of(request).models
+    if models.fault is not None:
+        return error_response(models.fault)
+    if models.is_loading:
         is_router = service_of(request).config.node_role == "router"
         status = "waiting for nodes" if is_router else "loading model"
         return json_response({"status": status}, 503, {"retry-after": "1"})
@@ -29,8 +29,8 @@ async def ready(request: Request) -> Response:
     none of whose nodes takes any.
     """
     service = service_of(request)
-    silent_s, bound_s = service.bridge.silent_s(), service.config.stall_timeout
-    if bound_s and silent_s > bound_s and service.bridge.fault is None:
+    silent_s, bound_s = service.models.silent_s(), service.config.stall_timeout
+    if bound_s and silent_s > bound_s and service.models.fault is None:
         stalled = EngineStalled(f"requests run, and for {silent_s:.0f} s nothing has come of them")
         return error_response(stalled)
     router = None if service.node is None else service.node.router
@@ -54,10 +54,11 @@ async def metrics(request: Request) -> Response:
 async def events(request: Request) -> ASGIApp:
     """What the engine does, for as long as the client listens and the server runs."""
     service = service_of(request)
-    watcher = service.feed.watch()
+    feed = looked_at(request).feed
+    watcher = feed.watch()
     return EventStream(
         aiter(watcher),
-        close=functools.partial(service.feed.leave, watcher),
+        close=functools.partial(feed.leave, watcher),
         keep_alive_s=service.config.keep_alive_s,
         done=b"",
     )

@@ -10,7 +10,8 @@ from engine.request import Priority
 from server.chat import ChatBody
 from server.conversations import Turn
 from server.generate import Answer, Prompted, chat_prompt, forced_calls, name_schema
-from server.routes.common import Dialect, Service, begun
+from server.models import Served
+from server.routes.common import Dialect, begun
 
 
 @contextlib.contextmanager
@@ -25,9 +26,9 @@ def naming(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-async def prompted_turn(service: Service, body: ChatBody) -> tuple[ServedModel, Turn, Prompted]:
+async def prompted_turn(served: Served, body: ChatBody) -> tuple[ServedModel, Turn, Prompted]:
     """The conversation as the model will read it, when the model is there. Raises RequestError."""
-    model = await service.bridge.model()
+    model = await served.bridge.model()
     turn = Turn(
         body.messages,
         body.callable,
@@ -36,22 +37,22 @@ async def prompted_turn(service: Service, body: ChatBody) -> tuple[ServedModel, 
         body.prompt_cache_key,
         body.continue_final_message,
     )
-    messages = service.conversations.filled(model, turn) if body.cache_prompt else body.messages
+    messages = served.conversations.filled(model, turn) if body.cache_prompt else body.messages
     prompted = await chat_prompt(
-        service.bridge, model, messages, tools=turn.tools, arguments=turn.arguments, continues=turn.continues
+        served.bridge, model, messages, tools=turn.tools, arguments=turn.arguments, continues=turn.continues
     )
     return model, turn, prompted
 
 
-async def next_turn(service: Service, dialect: Dialect, body: ChatBody, priority: Priority) -> Answer:
+async def next_turn(served: Served, dialect: Dialect, body: ChatBody, priority: Priority) -> Answer:
     """Enqueue the answer to a conversation, and take note of it when it ends. Raises as `start` does."""
-    model, turn, prompted = await prompted_turn(service, body)
+    model, turn, prompted = await prompted_turn(served, body)
     forcing: dict[str, Any] = {}
     if required := body.forced_tools:
         prompted, forcing = forced_calls(prompted, required, parallel=body.calls_in_parallel)
     try:
         answer = await begun(
-            service,
+            served,
             model,
             dialect,
             body,
@@ -64,8 +65,8 @@ async def next_turn(service: Service, dialect: Dialect, body: ChatBody, priority
         )
     except RequestError as error:
         if required and error.param == "tool_choice":
-            await service.bridge.text_work(lambda: name_schema(model, body.tools, required))
+            await served.bridge.text_work(lambda: name_schema(model, body.tools, required))
         raise
     if body.cache_prompt:
-        answer.on_finish = lambda choice: service.conversations.answered(model, turn, choice, num_choices=body.n)
+        answer.on_finish = lambda choice: served.conversations.answered(model, turn, choice, num_choices=body.n)
     return answer

@@ -24,7 +24,7 @@ async def ask(path: Path, num_schemas: int, num_rows: int, num_tokens: int) -> l
     body = {"messages": MESSAGES, "temperature": 0.8, "max_tokens": num_tokens}
     async with served(path, open_engine=Engine.open, parallel=num_rows) as service:
         found = await outcomes(service, CHAT, body, range(num_schemas), num_rows)
-        model = await service.app.state.service.bridge.model()
+        model = await service.app.state.service.models.default.bridge.model()
         print(path.name, *model.notes, sep="\n  ")
         return found
 

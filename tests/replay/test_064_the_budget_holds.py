@@ -36,16 +36,16 @@ async def test_two_hundred_distinct_prompts(tiny: Path) -> None:
                     await service.answer(COMPLETIONS, body | {"cache_salt": str(number)})
 
         await ask(1)
-        await service.app.state.service.bridge.reset_cache()
+        await service.app.state.service.models.default.bridge.reset_cache()
         gc.collect()
         before = mx.get_active_memory()
         for start in range(0, NUM_PROMPTS, 4):
             await asyncio.gather(*map(ask, range(start, start + 4)))
-            stats = await service.app.state.service.bridge.cache_stats()
+            stats = await service.app.state.service.models.default.bridge.cache_stats()
             assert 0 < stats.num_bytes <= BUDGET
         assert stats.evictions > 0
         await service.exchanges_ended()
-        await service.app.state.service.bridge.reset_cache()
+        await service.app.state.service.models.default.bridge.reset_cache()
         service.engine.prompts.check()
         assert service.engine.prompts.stats().num_blocks == 0
         gc.collect()

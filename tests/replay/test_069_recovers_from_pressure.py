@@ -37,5 +37,5 @@ async def test_long_chats_after_a_crowd(tiny: Path, backend: str) -> None:
         await service.exchanges_ended()
         engine = service.engine
         assert engine.prompts.stats().evictions > 0
-        await service.app.state.service.bridge.reset_cache()
+        await service.app.state.service.models.default.bridge.reset_cache()
         assert engine.memory.spare_bytes() == budget.num_bytes

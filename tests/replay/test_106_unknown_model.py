@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.serving import CHAT, COMPLETIONS, served
+from tests.several import Loads, several, write_several
 
 pytestmark = pytest.mark.anyio
 
@@ -38,3 +39,13 @@ async def test_listings_know_the_same_names(tiny: Path) -> None:
         response = await service.client.get("/v1/models/other/name")
         assert response.status_code == 404
         assert "'other/name'" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_of_several_models_all_are_listed_and_none_is_loaded(tmp_path: Path, path: str) -> None:
+    loads = Loads()
+    async with several(write_several(tmp_path), loads) as service:
+        response = await service.post(path, BODIES[path] | {"model": "gpt-4"})
+        assert response.status_code == 404
+        assert "served: tiny, window, hybrid" in response.json()["error"]["message"]
+        assert loads.opened == []

@@ -214,7 +214,7 @@ async def test_a_client_does_not_bring_its_own_template(tiny: Path, key: str) ->
 
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(tiny: Path) -> None:
     async with served(tiny) as service:
-        tokens = (await service.app.state.service.bridge.model()).tokens
+        tokens = (await service.app.state.service.models.default.bridge.model()).tokens
         with patch.object(type(tokens), "at_least", lambda *_: 5000):
             answer = await service.post(COMPLETIONS, {"prompt": "a"})
         error = answer.json()["error"]
@@ -293,7 +293,7 @@ async def test_a_fault_of_ours_tells_nothing(tiny: Path, monkeypatch: pytest.Mon
         def broken(*arguments: Any, **options: Any) -> None:
             raise KeyError("a secret")
 
-        monkeypatch.setattr(service.app.state.service.bridge, "submit", broken)
+        monkeypatch.setattr(service.app.state.service.models.default.bridge, "submit", broken)
         response = await service.post(COMPLETIONS, {"prompt": "hi"})
         assert response.status_code == 500
         check_error(response.json(), "server_error", None, "internal_error", "the server's log")

@@ -127,7 +127,7 @@ async def test_the_engine_tells_while_somebody_listens(tiny: Path) -> None:
             assert listener(service) is not None
         await service.exchanges_ended()
         assert listener(service) is None
-        assert service.app.state.service.feed._looking is None
+        assert service.app.state.service.models.default.feed._looking is None
 
 
 async def test_a_key_is_needed(tiny: Path) -> None:
@@ -237,6 +237,6 @@ async def test_stages_are_heard_on_the_event_loop(tiny: Path) -> None:
         def hear(moments: list[Moment]) -> None:
             heard.append(threading.get_ident())
 
-        service.app.state.service.bridge.listen(hear)
+        service.app.state.service.models.default.bridge.listen(hear)
         await service.post(COMPLETIONS, BODY)
     assert set(heard) == {threading.get_ident()}

@@ -31,7 +31,7 @@ async def scraped(service: Served) -> dict[str, float]:
 
 
 def test_every_name_of_the_table_is_written_as_it_stands_there() -> None:
-    text = Exposition(Numbers).write().decode()
+    text = Exposition(lambda: {"": Numbers()}).write().decode()
     for metric in METRICS:
         assert f"# TYPE {metric.name} {metric.kind}\n" in text
         assert (metric.kind == "counter") == metric.name.endswith("_total")

@@ -137,6 +137,6 @@ async def test_an_engine_that_is_gone_is_an_error_of_that_shape_too(tiny: Path) 
 
     async with served(tiny, open_engine=refuse) as service:
         with pytest.raises(EngineStopped):
-            await service.app.state.service.bridge.model()
+            await service.app.state.service.models.default.bridge.model()
         error = {"code": 503, "message": "made to fail", "type": "unavailable_error"}
         assert (await service.client.get("/slots")).json() == {"error": error}

@@ -126,7 +126,7 @@ async def test_a_fault_of_ours_is_the_reason(tiny: Path, log: Log, monkeypatch: 
         def broken(*arguments: Any, **options: Any) -> None:
             raise KeyError("ours")
 
-        monkeypatch.setattr(service.app.state.service.bridge, "submit", broken)
+        monkeypatch.setattr(service.app.state.service.models.default.bridge, "submit", broken)
         assert (await service.post(COMPLETIONS, BODY)).status_code == 500
         fields = await log.one(service)
         assert (fields["status"], fields["reason"]) == (500, "internal_error")

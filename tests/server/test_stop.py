@@ -50,13 +50,13 @@ def test_who_waits_for_the_model_is_told(tiny: Path) -> None:
         return WatchedEngine(config)
 
     with live(tiny, open_engine=open_engine) as server, server.client() as client, ThreadPoolExecutor() as threads:
-        wait = server.apps[0].state.service.bridge._loaded.wait
+        wait = server.apps[0].state.service.models.default.bridge._loaded.wait
 
         async def heard() -> Any:
             asked.set()
             return await wait()
 
-        server.apps[0].state.service.bridge._loaded.wait = heard
+        server.apps[0].state.service.models.default.bridge._loaded.wait = heard
         waiting = threads.submit(client.post, CHAT, json=BODY)
         assert asked.wait(PATIENCE_S)
         server.stop()

@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_while_it_uploads(tiny: Path) -> None:
 async def test_a_consumer_that_throws_ends_its_own_row(tiny: Path) -> None:
     async with served(tiny) as service:
         alone = await service.answer(COMPLETIONS, BODIES[COMPLETIONS] | {"max_tokens": 20, "temperature": 0})
-        bridge = service.app.state.service.bridge
+        bridge = service.app.state.service.models.default.bridge
         events: list[Any] = []
 
         def throwing(requests: Any) -> Any:

@@ -191,6 +191,6 @@ async def test_a_verified_hit_is_drawn_under_its_grammar(tiny: Path) -> None:
         first, second = [(await service.answer(COMPLETIONS, body))["choices"] for _ in range(2)]
         assert first == second
         await asyncio.to_thread(settle, service.loop)
-        stats = await service.app.state.service.bridge.cache_stats()
+        stats = await service.app.state.service.models.default.bridge.cache_stats()
         assert stats.verify_checked == 1
         assert stats.verify_different == 0

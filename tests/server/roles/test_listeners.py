@@ -145,7 +145,7 @@ async def test_only_peers_with_a_known_key_are_let_in(tiny: Path, tmp_path: Path
             finally:
                 await sockets.close()
 
-        await service.app.state.service.bridge.model()
+        await service.app.state.service.models.default.bridge.model()
         assert await welcomed("two")
         assert not await welcomed("stranger")
         assert worker.counts.refused["key"] >= 1

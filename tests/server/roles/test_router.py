@@ -155,7 +155,7 @@ async def test_a_node_of_which_nothing_comes_is_left(tiny: Path, monkeypatch: py
         gate.shut()
         asking = asyncio.create_task(answer(one))
         busy = await until(lambda: [s for s in one.prefill if one.worker(s)._jobs], "a node has the request")
-        monkeypatch.setattr(busy[0].app.state.service.bridge._loop, "silent_s", lambda: 100.0)
+        monkeypatch.setattr(busy[0].app.state.service.models.default.bridge._loop, "silent_s", lambda: 100.0)
         await until(lambda: one.router.stats(addresses=False)["metrics"]["rerouted_requests"], "it is left")
         peer = next(peer for peer in one.router.peers if peer.address == one.worker(busy[0]).address)
         await until(lambda: peer.pong, "it answers again")

@@ -1,0 +1,353 @@
+"""The models of one server: found by name, leased to requests, loaded and unloaded as `residency.py` decides.
+
+All of it runs on the event loop; the models' engines take turns on one thread. Where a server has one model it is
+there from start to end, and a lease of it is nothing.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.types import Receive
+
+from engine.config import EngineConfig
+from engine.errors import EngineStopped, MlxcelError, ModelError, QueueFull
+from engine.metrics import Numbers
+from engine.model.memory import available_bytes, human_bytes
+from engine.model.store import weight_file_bytes
+from engine.request import Priority
+from engine.size import Bound
+from engine.turns import MlxThread
+from server.bridge import Bridge
+from server.config import ServerConfig
+from server.conversations import Conversations
+from server.errors import UnknownModel
+from server.feed import Feed
+from server.residency import Load, Place, Residency, Unload, Wish
+from server.sse import unless_gone
+from server.validate import MAX_ECHOED
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.9  # of what is free at the start, where nobody says how much the models may take
+
+
+class Served:
+    """One model as routes see it: its name in answers, all its `names`, its engine, and what outlives a turn."""
+
+    def __init__(self, config: ServerConfig, engine: EngineConfig, names: Sequence[str], bridge: Bridge) -> None:
+        self.name = names[0]
+        self.names = names
+        self.engine = engine
+        self.bridge = bridge
+        self.feed = Feed(bridge)
+        self.conversations = Conversations(
+            bridge,
+            self.name,
+            keeps=not engine.no_prompt_cache,
+            warms_up=not config.no_warmup_next_turn,
+        )
+
+
+class Lease:
+    """One request's hold on a model that is loaded; harmless to release more than once."""
+
+    def __init__(self, give_back: Callable[[], None] = lambda: None) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+
+    def release(self) -> None:
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+
+class Models:
+    """The models that `config` names. `on_fault` hears of an engine that is gone for good, where it is the only
+    one or was to be there from the start; `loop_options` reach every `Bridge`.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        *,
+        on_fault: Callable[[MlxcelError], None],
+        clock: Callable[[], float] = time.monotonic,
+        **loop_options: Any,
+    ) -> None:
+        self._config = config
+        self._on_fault = on_fault
+        self._clock = clock
+        self._waiting: dict[Wish, asyncio.Future[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_ending = False
+        self._thread: MlxThread | None = None
+        self._residency: Residency | None = None
+        engines = {config.served_name: config.engine}
+        if config.others:
+            self._thread = MlxThread(stays=True)
+            loop_options["thread"] = self._thread
+            engines |= {name: replace(config.engine, model=path) for name, path in config.others}
+            self._residency = self._decider(engines)
+        self.served = [self._made(name, engine, loop_options) for name, engine in engines.items()]
+        self._by_name = {name: one for one in reversed(self.served) for name in one.names}
+        self._places = dict(zip(self.served, self._residency.places, strict=True)) if self._residency else {}
+
+    def _decider(self, engines: Mapping[str, EngineConfig]) -> Residency:
+        config = self._config
+        asked = config.models_memory
+        most_bytes = None if asked == "none" else asked.num_bytes or int(SHARE * available_bytes())
+        places = [
+            Place(name, weight_file_bytes(engine.model), is_pinned=name in config.models_pin)
+            for name, engine in engines.items()
+        ]
+        return Residency(
+            places, most=min(config.models_max, len(places)), most_bytes=most_bytes, ttl_s=config.models_ttl
+        )
+
+    def _made(self, name: str, engine: EngineConfig, loop_options: Mapping[str, Any]) -> Served:
+        own = (name, self._config.model_id) if name == self._config.served_name else (name,)
+        bridge = Bridge(
+            engine,
+            on_fault=lambda fault: self._failed(served, fault),
+            on_loaded=lambda: self._loaded(served),
+            **loop_options,
+        )
+        served = Served(self._config, engine, tuple(dict.fromkeys(own)), bridge)
+        return served
+
+    @property
+    def default(self) -> Served:
+        """What a request gets that names no model."""
+        return self.served[0]
+
+    @property
+    def are_several(self) -> bool:
+        return self._residency is not None
+
+    def find(self, asked: str) -> Served:
+        """The model of this name, or the default one where none is named. Raises UnknownModel."""
+        served = self._by_name.get(asked) if asked else self.default
+        if served is None:
+            listed = ", ".join(name for one in self.served for name in one.names)
+            raise UnknownModel(
+                f"the model {asked[:MAX_ECHOED]!r} is not served here; served: {listed}", param="model"
+            )
+        return served
+
+    def place(self, served: Served) -> Place | None:
+        """Where it stands among several, or None: it is the only one."""
+        return self._places.get(served)
+
+    def start(self) -> None:
+        """Load what is to be there from the start; called on the event loop."""
+        if self._residency is None:
+            self.default.bridge.start()
+            return
+        for place in self._residency.places:
+            if place.is_pinned:
+                self._spawn(self._preload(place))
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether something that is to be there from the start is not."""
+        if self._residency is None:
+            return self.default.bridge.model_now is None
+        return any(place.is_pinned and place.state != "loaded" for place in self._residency.places)
+
+    @property
+    def fault(self) -> MlxcelError | None:
+        """What ended the only engine."""
+        return self.default.bridge.fault if self._residency is None else None
+
+    def numbers(self) -> dict[str, Numbers]:
+        """What was counted of each model, by its name; the only one has none."""
+        return {one.name if self.are_several else "": one.bridge.numbers() for one in self.served}
+
+    @property
+    def places(self) -> Sequence[Place]:
+        """Where each of several models stands."""
+        return () if self._residency is None else self._residency.places
+
+    def silent_s(self) -> float:
+        """How long work has been in flight without a token or a stored piece; 0 when there is none."""
+        return max(one.bridge.silent_s() for one in self.served)
+
+    async def lease(self, served: Served, priority: Priority = "normal") -> Lease:
+        """Wait until the model is there, and keep it there. Raises QueueFull, and what kept it from loading."""
+        if self._residency is None:
+            return Lease()
+        place = self._places[served]
+        try:
+            self._check(place)
+        except QueueFull:
+            served.bridge.refused()
+            raise
+        await self._granted(place, priority)
+        return Lease(lambda: self._given_back(place))
+
+    @contextlib.asynccontextmanager
+    async def leased(self, served: Served, receive: Receive) -> AsyncIterator[None]:
+        """The model is there within. Raises ClientGone for one that leaves before that, and as `lease` does."""
+        lease = await unless_gone(receive, self.lease(served))
+        try:
+            yield
+        finally:
+            lease.release()
+
+    def end_watching(self) -> None:
+        """There is nothing more to be seen."""
+        for served in self.served:
+            served.feed.end()
+
+    def end(self) -> None:
+        """End everything that runs or waits; each request hears EngineStopped."""
+        self._is_ending = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(EngineStopped("the server is stopping"))
+        for served in self.served:
+            served.bridge.end()
+
+    async def stop(self) -> None:
+        """End everything and wait until all engines have stopped."""
+        self.end_watching()
+        self.end()
+        if self._timer is not None:
+            self._timer.cancel()
+        for served in self.served:
+            served.conversations.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(served.bridge.close() for served in self.served))
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.end)
+
+    def _check(self, place: Place) -> None:
+        """Raise what keeps a request for it from waiting."""
+        residency = self._decides
+        if self._is_ending:
+            raise EngineStopped("the server is stopping")
+        if lacking := residency.lacks(place):
+            raise ModelError(f"the model cannot be loaded: {lacking}", hint="see --models-memory")
+        if residency.num_waiting >= self._config.engine.max_queue_depth and not residency.can_begin(place):
+            raise QueueFull(
+                f"{residency.num_waiting} requests wait already, and no more may "
+                f"(max_queue_depth {self._config.engine.max_queue_depth})"
+            )
+
+    async def _granted(self, place: Place, priority: Priority) -> None:
+        """Wait for a lease of it. A request that leaves meanwhile leaves nothing behind."""
+        wish = self._decides.wish(place, priority)
+        granted = self._waiting[wish] = asyncio.get_running_loop().create_future()
+        self._advance()
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
+                self._given_back(place)
+            raise
+        finally:
+            self._waiting.pop(wish, None)
+            self._decides.withdraw(wish)
+            self._advance()
+
+    def _given_back(self, place: Place) -> None:
+        self._decides.give_back(place, self._clock())
+        self._advance()
+
+    def _advance(self) -> None:
+        """Grant, load and unload what can be now."""
+        if self._is_ending:
+            return
+        residency = self._decides
+        for wish in residency.grants(self._clock()):
+            if not (waiting := self._waiting[wish]).done():
+                waiting.set_result(None)
+            else:  # it has just been cancelled
+                residency.give_back(wish.place, self._clock())
+        match residency.next(self._clock()):
+            case Load(place=place, cache_bytes=cache_bytes):
+                self._load(place, cache_bytes)
+            case Unload(place=place):
+                log.info("unloading %s", place.name)
+                self._spawn(self._unload(place))
+        self._set_timer()
+
+    def _load(self, place: Place, cache_bytes: int | None) -> None:
+        served = self._served(place)
+        asked = served.engine.kv_cache_budget
+        if asked.num_bytes is not None:
+            cache_bytes = asked.num_bytes // min(self._config.models_max, len(self.served))
+        budget = asked if cache_bytes is None or asked == "none" else Bound(cache_bytes)
+        beside = "" if cache_bytes is None else f", with {human_bytes(cache_bytes)} for rows and prompt cache"
+        log.info("loading %s%s", place.name, beside)
+        served.bridge.start(replace(served.engine, kv_cache_budget=budget))
+
+    def _loaded(self, served: Served) -> None:
+        place = self._places.get(served)
+        model = served.bridge.model_now
+        if place is None or model is None or place.state != "loading":
+            return
+        self._decides.loaded(
+            place,
+            weight_bytes=model.storable.weight_bytes,
+            cache_bytes=model.storable.budget_bytes,
+            num_slots=model.num_slots,
+            now_s=self._clock(),
+        )
+        self._advance()
+
+    def _failed(self, served: Served, fault: MlxcelError) -> None:
+        """An engine is gone, or could not be loaded: of several models this one, until somebody asks again."""
+        place = self._places.get(served)
+        if place is None:
+            self._on_fault(fault)
+        elif place.state in ("loading", "loaded"):
+            log.error("%s: %s", place.name, fault)
+            place.state = "unloading"
+            self._spawn(self._unload(place, fault))
+
+    async def _unload(self, place: Place, fault: MlxcelError | None = None) -> None:
+        await self._served(place).bridge.stop()
+        for wish in self._decides.unloaded(place, "" if fault is None else str(fault)):
+            if not (waiting := self._waiting[wish]).done() and fault is not None:
+                waiting.set_exception(fault)
+        self._advance()
+
+    async def _preload(self, place: Place) -> None:
+        try:
+            await self._granted(place, "high")
+        except MlxcelError as fault:
+            self._on_fault(fault)
+            return
+        self._given_back(place)
+
+    def _set_timer(self) -> None:
+        """Look again when a model has been idle for too long."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        expires_s = self._decides.expires_s()
+        if math.isfinite(expires_s):
+            in_s = max(expires_s - self._clock(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(in_s, self._advance)
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    @property
+    def _decides(self) -> Residency:
+        assert self._residency is not None, "one model needs no decisions"
+        return self._residency
+
+    def _served(self, place: Place) -> Served:
+        return next(served for served, its in self._places.items() if its is place)

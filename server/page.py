@@ -15,7 +15,7 @@ FILES = {
         f"/web/{name}": name
         for name in (
             "app.css", "app.js", "api.js", "chart.js", "chat.js", "dom.js", "engine.js", "icon.svg",
-            "markdown.js", "settings.js", "sidebar.js", "store.js", "timeline.js", "turn.js",
+            "markdown.js", "models.js", "settings.js", "sidebar.js", "store.js", "timeline.js", "turn.js",
         )
     },
 }  # fmt: skip

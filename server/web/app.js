@@ -4,13 +4,15 @@ import { json, keepKey, theKey } from "./api.js";
 import { Chat } from "./chat.js";
 import { byId } from "./dom.js";
 import { Engine } from "./engine.js";
+import { about, learnModels } from "./models.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import { fresh, keep, listed, load } from "./store.js";
 
 const THEME = "mlxcel.theme", THEMES = ["system", "light", "dark"];
-const RETRY_MS = 1500;
+const RETRY_MS = 1500, LOOK_MS = 3000;
 
+let learning;
 let conversation = load(listed()[0]?.id) ?? fresh();
 const current = () => conversation;
 
@@ -82,10 +84,22 @@ function takeKey() {
   watch();
 }
 
-// Learns what is served; asks again while the model loads.
+// Another model is looked at from here on.
+function turnTo() {
+  engine.stop();
+  watch();
+  learn();
+}
+
+// Learns what is served; asks again while the model loads, or until somebody has one of several loaded.
 async function learn() {
+  clearTimeout(learning);
   try {
-    const props = await json("/props");
+    if (!(await learnModels(turnTo))) {
+      learning = setTimeout(learn, LOOK_MS);
+      return;
+    }
+    const props = await json(about("/props"));
     byId("model").textContent = props.model_alias;
     byId("model").title = props.model_alias;
     settings.serverSays(props.default_generation_settings.params);
@@ -93,7 +107,7 @@ async function learn() {
   } catch (fault) {
     if (fault.status === 401) return;
     byId("model").textContent = fault.status === 503 ? "the model is being loaded" : "the server cannot be reached";
-    setTimeout(learn, RETRY_MS);
+    learning = setTimeout(learn, RETRY_MS);
   }
 }
 

@@ -2,6 +2,7 @@
 
 import { ApiError, ask, frames } from "./api.js";
 import { button, byId, el } from "./dom.js";
+import { chosen } from "./models.js";
 import { samplingOf } from "./settings.js";
 import { keep, messages } from "./store.js";
 import { resultsForm, TurnView } from "./turn.js";
@@ -108,7 +109,7 @@ export class Chat {
     byId("announcer").textContent = "The answer is being written";
     try {
       const body = {
-        messages: messages(conversation), stream: true, stream_options: { include_usage: true },
+        model: chosen(), messages: messages(conversation), stream: true, stream_options: { include_usage: true },
         ...samplingOf(conversation.settings), ...(tools ? { tools: JSON.parse(tools) } : {}),
       };
       const response = await ask("/v1/chat/completions", { body, signal: controller.signal });

@@ -3,17 +3,20 @@
 import { ask, frames, json } from "./api.js";
 import { bytes, histogram, Line, shares, short } from "./chart.js";
 import { byId, el } from "./dom.js";
+import { about, chosen } from "./models.js";
 import { name, Timeline } from "./timeline.js";
 
 const REDRAW_MS = 250, MOVE_MS = 1000, METRICS_MS = 2000, RETRY_MS = 2000;
 const RATE_SECONDS = 120;
 const HISTOGRAMS = { ttft: ["mlxcel_ttft_seconds", "Time to the first token"], gap: ["mlxcel_inter_token_seconds", "Time between tokens"] };
 
-// The buckets of a histogram in Prometheus' text, each with its own count.
+// The buckets of a histogram in Prometheus' text, each with its own count: the chosen model's, where there are several.
 function bucketsOf(text, metric) {
   let before = 0;
-  return [...text.matchAll(new RegExp(`^${metric}_bucket\\{le="([^"]+)"\\} (\\S+)$`, "gm"))].map(([, bound, sum]) => {
-    const count = Number(sum) - before;
+  const model = chosen() && `model="${chosen().replace(/["\\]/g, "\\$&")}"`;
+  const lines = [...text.matchAll(new RegExp(`^${metric}_bucket\\{(.*)\\} (\\S+)$`, "gm"))].filter(([, labels]) => !model || labels.includes(model));
+  return lines.map(([, labels, sum]) => {
+    const [, bound] = /le="([^"]+)"/.exec(labels), count = Number(sum) - before;
     before = Number(sum);
     return { bound: bound === "+Inf" ? Infinity : Number(bound), count };
   });
@@ -87,7 +90,7 @@ export class Engine {
     while (!signal.aborted) {
       this.#say("Connecting", "");
       try {
-        const response = await ask("/events", { signal });
+        const response = await ask(about("/events"), { signal });
         this.#say("Live", "good");
         for await (const { data } of frames(response)) if (data) this.#take(JSON.parse(data));
       } catch (fault) {
@@ -136,7 +139,7 @@ export class Engine {
   #look() {
     this.looking ??= setTimeout(async () => {
       try {
-        const [metrics, slots] = await Promise.all([ask("/metrics").then((answer) => answer.text()), json("/slots")]);
+        const [metrics, slots] = await Promise.all([ask("/metrics").then((answer) => answer.text()), json(about("/slots"))]);
         for (const [id, [metric, label]] of Object.entries(HISTOGRAMS)) byId(id).replaceChildren(histogram(label, bucketsOf(metrics, metric)));
         this.slotsDetail = new Map(slots.filter((slot) => slot.is_processing).map((slot) => [slot.id_task, slot]));
       } catch {

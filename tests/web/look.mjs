@@ -1,4 +1,4 @@
-// The page in a real browser: node look.mjs CHROMIUM FOLDER URL URL_WITH_A_KEY KEY
+// The page in a real browser: node look.mjs CHROMIUM FOLDER URL URL_WITH_A_KEY URL_WITH_MODELS KEY
 //
 // Does with it what a person does, and looks: at what is there, at every message of the console, at every request, and
 // with axe-core at what it is for those who do not see it. Each state is left in FOLDER as a picture.
@@ -11,7 +11,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium } from "playwright-core";
 
-const [browserPath, folder, url, lockedUrl, key] = process.argv.slice(2);
+const [browserPath, folder, url, lockedUrl, severalUrl, key] = process.argv.slice(2);
 const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
   "--disable-background-networking", "--disable-component-update", "--disable-sync"];
@@ -34,7 +34,7 @@ function listen(page, isExpected = () => false) {
   page.on("console", (said) => { if (["error", "warning"].includes(said.type()) && !isExpected(said.text())) told.errors.push(said.text()); });
   page.on("pageerror", (fault) => told.errors.push(String(fault)));
   page.on("request", (request) => {
-    if (![url, lockedUrl].includes(new URL(request.url()).origin) && !request.url().startsWith("blob:")) told.foreign.push(request.url());
+    if (![url, lockedUrl, severalUrl].includes(new URL(request.url()).origin) && !request.url().startsWith("blob:")) told.foreign.push(request.url());
   });
   return page;
 }
@@ -280,6 +280,29 @@ async function locked() {
   await page.close();
 }
 
+async function several() {
+  const page = listen(await context.newPage());
+  await page.setViewportSize(DESKTOP);
+  await page.goto(severalUrl);
+  await page.waitForSelector("#models:visible");
+  assert.deepEqual(await page.locator("#models option").allTextContents(), ["tiny", "other"]);
+  await page.selectOption("#models", "other");
+  await send(page, "Hello");
+  await ended(page);
+  assert.equal(await page.locator(".turn .error:visible").count(), 0);
+  await page.click('.views a[href="#engine"]');
+  await page.waitForSelector("#connection.good");
+  await look(page, "several");
+  const { data } = await page.evaluate(async () => (await fetch("/v1/models")).json());
+  assert.deepEqual(data.map(({ id, status }) => [id, status.value]), [["tiny", "unloaded"], ["other", "loaded"]]);
+  await page.setViewportSize(PHONE);
+  await look(page, "several-phone");
+  await page.reload();
+  await page.waitForSelector("#models:visible");
+  assert.equal(await page.inputValue("#models"), "other");
+  await page.close();
+}
+
 try {
   const page = listen(context.pages()[0]);
   const steps = {
@@ -287,7 +310,7 @@ try {
     dark: () => states(page, "dark", DESKTOP, "dark"),
     phone: () => states(page, "phone", PHONE, "light"),
     phoneDark: () => states(page, "phone-dark", PHONE, "dark"),
-    keyboard, locked,
+    keyboard, locked, several,
   };
   for (const [name, step] of Object.entries(steps)) {
     const at = performance.now();

@@ -100,8 +100,10 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
             model, open_engine=opened, parallel=2, prefill_chunk_size=64, decode_storage_backend=BACKENDS[-1]
         ) as server,
         live(model, open_engine=opened, parallel=2, server={"api_key": (KEY,)}) as locked,
+        live(model, open_engine=opened, server={"models": ("other",), "others": (("other", model),)}) as several,
     ):
-        command = ["node", str(HERE / "look.mjs"), browser, str(pictures), server.base_url, locked.base_url, KEY]
+        urls = [server.base_url, locked.base_url, several.base_url]
+        command = ["node", str(HERE / "look.mjs"), browser, str(pictures), *urls, KEY]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     assert ended.returncode == 0, ended.stderr + ended.stdout
     told = json.loads(ended.stdout)

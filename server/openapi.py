@@ -51,19 +51,21 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/models"): Operation("what is served"),
     ("GET", "/v1/models/{id}"): Operation("one model that is served"),
     ("POST", "/v1/requests/{id}/cancel"): Operation("end a request that runs or waits"),
-    ("GET", "/v1/cache/stats"): Operation("what the prompt cache holds"),
-    ("GET", "/v1/internal/draft-policy"): Operation("who drafts, how much is accepted, and which widths pay"),
-    ("POST", "/v1/cache/reset"): Operation("drop what the prompt cache holds"),
+    ("GET", "/v1/cache/stats"): Operation("what the prompt cache holds", query=("model",)),
+    ("GET", "/v1/internal/draft-policy"): Operation(
+        "who drafts, how much is accepted, and which widths pay", query=("model",)
+    ),
+    ("POST", "/v1/cache/reset"): Operation("drop what the prompt cache holds", query=("model",)),
     ("GET", "/health"): Operation("whether the model is there"),
     ("GET", "/health/ready"): Operation("whether tokens come"),
     ("POST", "/completion"): Operation("the continuation of a text", NativeCompletionBody, generates=True),
     ("POST", "/tokenize"): Operation("the tokens of a text", TokenizeBody),
     ("POST", "/detokenize"): Operation("the text of tokens", DetokenizeBody),
     ("POST", "/apply-template"): Operation("the prompt of a conversation", TemplateBody),
-    ("GET", "/props"): Operation("what is served, and how"),
-    ("GET", "/slots"): Operation("what runs now", query=("fail_on_no_slot",)),
+    ("GET", "/props"): Operation("what is served, and how", query=("model",)),
+    ("GET", "/slots"): Operation("what runs now", query=("fail_on_no_slot", "model")),
     ("GET", "/metrics"): Operation("the engine's numbers, for Prometheus"),
-    ("GET", "/events"): Operation("what the engine does, as it does it", endless=True),
+    ("GET", "/events"): Operation("what the engine does, as it does it", query=("model",), endless=True),
     ("GET", "/openapi.json"): Operation("this document"),
 }
 

@@ -67,6 +67,12 @@ two gauges of throughput are averages since the start here, and not since they w
 | name | kind | what it is |
 | --- | --- | --- |
 """
+NODE_METRICS_HEAD = """
+A node of a [cluster](cluster.md) has these as well:
+
+| name | kind | what it is |
+| --- | --- | --- |
+"""
 
 
 def settings_page() -> str:
@@ -82,10 +88,11 @@ def _line(row: Row) -> str:
 
 def metrics_page() -> str:
     """docs/metrics.md, from the one table of metrics."""
-    from server.exposition import METRICS
+    from server.exposition import METRICS, NODE_METRICS
 
-    lines = (f"| `{metric.name}` | {metric.kind} | {metric.help} |\n" for metric in METRICS)
-    return METRICS_HEAD + "".join(lines)
+    lines = [f"| `{metric.name}` | {metric.kind} | {metric.help} |\n" for metric in METRICS]
+    of_nodes = (f"| `{name}` | counter | {said} |\n" for name, said, *_ in NODE_METRICS)
+    return METRICS_HEAD + "".join(lines) + NODE_METRICS_HEAD + "".join(of_nodes)
 
 
 def families_page() -> str:
@@ -124,7 +131,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(DOCS.parent))
     from docs.api_reference import api_page
     from docs.cli_reference import cli_page
+    from docs.draw import figures
 
+    for file, drawn in figures().items():
+        (DOCS / "images" / file).write_text(drawn)
     (DOCS / "cli.md").write_text(cli_page())
     (DOCS / "api.md").write_text(api_page())
     (DOCS / "metrics.md").write_text(metrics_page())

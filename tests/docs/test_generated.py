@@ -11,6 +11,7 @@ import pytest
 
 from docs.api_reference import api_page, fields_of
 from docs.cli_reference import cli_page
+from docs.draw import figures
 from mlxcel_cli.config import OTHER_VARIABLES
 from mlxcel_cli.slash import COMMANDS
 
@@ -51,6 +52,12 @@ def test_the_page_of_routes_is_current():
 def test_what_each_field_of_a_generation_does_is_written_somewhere(body):
     written = "".join(page.read_text() for page in DOCS.glob("*.md") if page.name not in GENERATED)
     assert [field for field in fields_of(body) if f"`{field}" not in written] == []
+
+
+def test_the_figures_are_current_and_fetch_nothing():
+    for file, drawn in figures().items():
+        assert (DOCS / "images" / file).read_text() == drawn, "run `make docs`"
+        assert not re.search(r"(?i)href|url\((?!#)|@import|<script|<image|font-face", drawn)
 
 
 def test_the_page_of_metrics_is_current():

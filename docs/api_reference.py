@@ -27,14 +27,18 @@ every body and mean nothing where they are not in its table. Any other field is 
 
 ## Routes
 
-A path or name in braces is text. *Stream*: the answer can be server-sent events. *Errors*: their [shape](#errors).
+What is in braces is a text. *Stream*: the answer can be server-sent events. *Errors*: their [shape](#errors).
 
 | route | what it is | parameters | body | stream | errors |
 | --- | --- | --- | --- | --- | --- |
 """
-BODIES_HEAD = """
+PARAMETERS_HEAD = """
 A route with the mark ¹ is at a [router](cluster.md) alone.
 
+| parameter | is in | values |
+| --- | --- | --- |
+"""
+BODIES_HEAD = """
 ## Bodies
 
 A field without a default may be left out, unless it is *required*.
@@ -75,6 +79,8 @@ def api_page() -> str:
         (
             HEAD,
             *(_route(*one) for one in routes),
+            PARAMETERS_HEAD,
+            *dict.fromkeys(_parameter(given) for *_, operation in routes for given in _given(operation)),
             BODIES_HEAD,
             *(_shared(base, bodies, schemas) for base in _bases(bodies)),
             *(_body_section(body, bodies, schemas[body.__name__], operations) for body in bodies),
@@ -151,16 +157,21 @@ def _name(reference: Schema) -> str:
 
 def _route(method: str, path: str, operation: Schema) -> str:
     mark = " ¹" if (method, path) in ROUTER_OPERATIONS else ""
-    given = (one for one in operation.get("parameters", ()) if one["in"] != "path")
-    parameters = ", ".join(f"{one['in']} `{one['name']}`{_choices(one['schema'])}" for one in given)
+    parameters = ", ".join(f"`{given['name']}`" for given in _given(operation))
     body = f"[{name}](#{name.lower()})" if (name := _body(operation)) else ""
     streams = "yes" if "text/event-stream" in operation["responses"]["200"]["content"] else ""
     cells = [f"`{method} {path}`{mark}", operation["summary"], parameters, body, streams, shape_of(path)]
     return f"| {' | '.join(cells)} |\n"
 
 
-def _choices(schema: Schema) -> str:
-    return f" ({', '.join(schema['enum'])})" if "enum" in schema else ""
+def _given(operation: Schema) -> list[Schema]:
+    """The parameters of a route that its path does not show."""
+    return [given for given in operation.get("parameters", ()) if given["in"] != "path"]
+
+
+def _parameter(given: Schema) -> str:
+    values = ", ".join(f"`{value}`" for value in given["schema"].get("enum", ())) or _kind(given["schema"])
+    return f"| `{given['name']}` | {given['in']} | {values} |\n"
 
 
 def _section(name: str, schema: Schema, text: str | None = None) -> str:

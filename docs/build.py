@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -26,6 +27,7 @@ DOCS = Path(__file__).parent
 THEME = DOCS / "theme"
 SITE = DOCS.parent / "build" / "site"
 INDEX = "search-index.js"
+MOST_UNBROKEN = 24  # characters of code that fit into a line of a telephone
 LIGHT, DARK = "default", "github-dark"
 FOREIGN = re.compile(r"[a-z][a-z0-9+.-]*:")
 
@@ -113,6 +115,7 @@ def _page(name: str, text: str, titles: Mapping[str, str]) -> Page:
     markdown = MarkdownIt("commonmark", {"html": False, "highlight": _highlighted}).enable("table")
     markdown.add_render_rule("table_open", lambda *_: '<div class="wide" tabindex="0"><table>\n')
     markdown.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    markdown.add_render_rule("code_inline", lambda _, tokens, i, *__: _code(tokens[i].content))
     tokens = markdown.parse(text)
     links: list[str] = []
     for token in tokens:
@@ -188,6 +191,12 @@ def _highlighted(code: str, language: str, _: Any) -> str:
     lexer = get_lexer_by_name(language or "text")
     coloured: str = highlight(code, lexer, HtmlFormatter(nowrap=True))
     return f'<pre class="code" tabindex="0"><code>{coloured}</code></pre>'
+
+
+def _code(text: str) -> str:
+    """Code within a line: short enough, it is not broken, as browsers would do at the hyphens of flags."""
+    kind = ' class="short"' if len(text) <= MOST_UNBROKEN else ""
+    return f"<code{kind}>{escape(text)}</code>"
 
 
 def _colours() -> str:

@@ -4,7 +4,7 @@ What a command says of itself is taken as it is; nothing here knows a command by
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import typer.main
@@ -128,8 +128,11 @@ def _epilog(epilog: str) -> Iterator[str]:
             yield f"{paragraph}\n"
 
 
-def _table(names: Sequence[str], rows: Iterator[list[str]]) -> str:
-    lines = [names, ["---"] * len(names), *rows]
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The rows as a table, without the columns in which no row has anything."""
+    told = list(rows)
+    kept = [i for i in range(len(names)) if any(row[i] for row in told)]
+    lines = [[line[i] for i in kept] for line in (names, ["---"] * len(names), *told)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

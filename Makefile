@@ -11,7 +11,7 @@ NATIVE ?= $(if $(filter cuda,$(BACKEND)),,engine/native)
 STAMP  := $(VENV)/.done-$(or $(BACKEND),metal)
 export PROMPT
 
-.PHONY: setup run test browser format lint check sanitize bench fuzz docs completions clean
+.PHONY: setup run test browser format lint check sanitize bench fuzz docs site completions clean
 
 setup: $(STAMP) $(VENV)/.native ## make .venv and install mlxcel with its development tools and kernels
 
@@ -76,8 +76,11 @@ bench: setup ## figures for docs/log.md; never part of the tests
 fuzz: setup ## five minutes of whatever the OpenAPI document allows and forbids, against a tiny model
 	$(BIN)/python -m tests.fuzz 300
 
-docs: setup ## the generated pages
+docs: setup ## the generated pages and figures
 	$(BIN)/python docs/generate.py
+
+site: setup ## the documents as pages for a browser, into build/site
+	$(BIN)/python docs/build.py
 
 completions: setup ## shell completions into completions/
 	mkdir -p completions

@@ -7,7 +7,7 @@ Anthropic: `{"type": "error", "error": {"type", "message"}}`. llama-server: `{"e
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from starlette.responses import Response
@@ -177,6 +177,28 @@ def _face(error: Exception) -> _Face:
     return next((face for kind, face in _TABLE if isinstance(error, kind)), _INTERNAL)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """One entry of the table: the errors of a kind, their status and code, and their type in each dialect."""
+
+    kind: type[Exception]
+    status: int
+    code: str | None
+    types: Mapping[Shape, str]
+
+
+def known_errors() -> tuple[Known, ...]:
+    """The table and what stands beside it, by status, for those who write it down."""
+    entries: list[tuple[type[Exception], _Face]] = [*_TABLE, (Exception, _INTERNAL)]
+    entries += [(NoRoute, _face(NoRoute("", status))) for status in (404, 405)]
+    entries.sort(key=lambda entry: entry[1].status)
+    shapes = get_args(Shape)
+    return tuple(
+        Known(kind, face.status, face.code, {shape: _type(face, shape) for shape in shapes})
+        for kind, face in entries
+    )
+
+
 def status_of(error: Exception) -> int:
     """The HTTP status that answers `error`."""
     return _face(error).status
@@ -190,14 +212,20 @@ def reason_of(error: Exception) -> str:
 def error_body(error: Exception, shape: Shape = "openai") -> dict[str, Any]:
     """The error as clients of the dialect expect it. What is not one of ours is not told."""
     face = _face(error)
-    message = _message(error)
+    message, kind = _message(error), _type(face, shape)
     if shape == "openai":
         param = error.param or None if isinstance(error, RequestError) else None
-        return {"error": {"message": message, "type": face.type, "param": param, "code": face.code}}
-    kind = _TYPES[shape].get(face.status, _REST[shape][face.status >= 500])
+        return {"error": {"message": message, "type": kind, "param": param, "code": face.code}}
     if shape == "anthropic":
         return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"code": face.status, "message": message, "type": kind}}
+
+
+def _type(face: _Face, shape: Shape) -> str:
+    """What the dialect calls it."""
+    if shape == "openai":
+        return face.type
+    return _TYPES[shape].get(face.status, _REST[shape][face.status >= 500])
 
 
 def _message(error: Exception) -> str:

@@ -67,6 +67,12 @@ two gauges of throughput are averages since the start here, and not since they w
 | name | kind | what it is |
 | --- | --- | --- |
 """
+MODEL_METRICS_HEAD = """
+Where a server has [several models](several.md), every sample has the label `model`, and there are these as well:
+
+| name | kind | what it is |
+| --- | --- | --- |
+"""
 NODE_METRICS_HEAD = """
 A node of a [cluster](cluster.md) has these as well:
 
@@ -88,11 +94,13 @@ def _line(row: Row) -> str:
 
 def metrics_page() -> str:
     """docs/metrics.md, from the one table of metrics."""
-    from server.exposition import METRICS, NODE_METRICS
+    from server.exposition import METRICS, MODEL_METRICS, NODE_METRICS
 
     lines = [f"| `{metric.name}` | {metric.kind} | {metric.help} |\n" for metric in METRICS]
+    of_models = (f"| `{name}` | {kind} | {said} |\n" for name, kind, said, _ in MODEL_METRICS)
     of_nodes = (f"| `{name}` | counter | {said} |\n" for name, said, *_ in NODE_METRICS)
-    return METRICS_HEAD + "".join(lines) + NODE_METRICS_HEAD + "".join(of_nodes)
+    lines += [MODEL_METRICS_HEAD, *of_models, NODE_METRICS_HEAD, *of_nodes]
+    return METRICS_HEAD + "".join(lines)
 
 
 def families_page() -> str:

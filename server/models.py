@@ -175,7 +175,11 @@ class Models:
         return () if self._residency is None else self._residency.places
 
     def silent_s(self) -> float:
-        """How long work has been in flight without a token or a stored piece; 0 when there is none."""
+        """How long work has been in flight without a token or a stored piece; 0 when there is none, and while a
+        load holds all of it up.
+        """
+        if any(place.state == "loading" for place in self.places):
+            return 0.0
         return max(one.bridge.silent_s() for one in self.served)
 
     async def lease(self, served: Served, priority: Priority = "normal") -> Lease:

@@ -70,12 +70,18 @@ def held(loads: Loads) -> Iterator[None]:
 
 @asynccontextmanager
 async def several(
-    folders: Mapping[str, Path], loads: Loads | None = None, *, engine: Any = None, **server: Any
+    folders: Mapping[str, Path],
+    loads: Loads | None = None,
+    *,
+    engine: Any = None,
+    on_fault: Any = lambda fault: None,
+    **server: Any,
 ) -> AsyncIterator[Served]:
     """A server of all `folders`, the first its default. Nothing may be live or leased at the end."""
     (_, first), *others = folders.items()
     options = {"models": tuple(name for name, _ in others), "others": tuple(others), "models_max": 2, **server}
-    async with served(first, open_engine=loads or Loads(), server=options, **(engine or {})) as service:
+    engine = {"on_fault": on_fault, **(engine or {})}
+    async with served(first, open_engine=loads or Loads(), server=options, **engine) as service:
         yield service
         await service.exchanges_ended()
         for one in service.app.state.service.models.served:

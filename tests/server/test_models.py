@@ -93,6 +93,29 @@ async def test_what_is_pinned_is_there_from_the_start_and_stays(folders: dict[st
             assert loads.opened == ["hybrid", "tiny", "window", "tiny"]
 
 
+async def test_a_pin_that_cannot_be_loaded_ends_the_server(folders: dict[str, Path]) -> None:
+    loads, faults = Loads(), []
+    loads.fault = ModelError("its weights are gone")
+    async with several(folders, loads, on_fault=faults.append, models_pin=("window",)):
+        async with asyncio.timeout(PATIENCE_S):
+            while not faults:
+                await asyncio.sleep(0.001)
+    assert [str(fault) for fault in faults] == ["its weights are gone"]
+
+
+async def test_a_load_is_no_stall(folders: dict[str, Path]) -> None:
+    loads = Loads()
+    async with several(folders, loads) as service:
+        await text(service, "tiny")
+        service.app.state.service.models.find("tiny").bridge._loop.silent_s = lambda: 1000.0
+        assert (await service.client.get("/health/ready")).status_code == 503
+        with held(loads):
+            asked = asyncio.ensure_future(text(service, "window"))
+            await loads.has_begun()
+            assert (await service.client.get("/health/ready")).status_code == 200
+        await asked
+
+
 async def test_idle_models_are_unloaded_after_their_time(folders: dict[str, Path]) -> None:
     loads = Loads()
     async with several(folders, loads, models_ttl=0.05) as service:

@@ -4,12 +4,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import json_response
-from server.routes.common import looked_at
+from server.routes.common import loaded
 
 
 async def cache_stats(request: Request) -> Response:
-    return json_response(await looked_at(request).bridge.cache_stats())
+    return json_response(await loaded(request).bridge.cache_stats())
 
 
 async def reset_cache(request: Request) -> Response:
-    return json_response({"freed_bytes": await looked_at(request).bridge.reset_cache()})
+    return json_response({"freed_bytes": await loaded(request).bridge.reset_cache()})

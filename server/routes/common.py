@@ -18,7 +18,7 @@ from engine.request import PRIORITIES, Grammar, Priority, TokenLogprob
 from server.bodies import GenerationBody
 from server.config import ServerConfig
 from server.continued import Responses
-from server.errors import BodyTooLarge, json_response, shape_of
+from server.errors import BodyTooLarge, ModelLoading, json_response, shape_of
 from server.generate import Answer, Prompted, Usage, start
 from server.logprobs import Logprobs, Spell
 from server.models import Models, Served
@@ -105,6 +105,15 @@ def served_of(request: Request, asked: str = "") -> Served:
 def looked_at(request: Request) -> Served:
     """The model that the query names, for those who only look at it: they do not wait for it."""
     return served_of(request, request.query_params.get("model", ""))
+
+
+def loaded(request: Request) -> Served:
+    """The same, of several models one that is there. Raises ModelLoading."""
+    served = looked_at(request)
+    place = service_of(request).models.place(served)
+    if place is not None and place.state != "loaded":
+        raise ModelLoading(f"the model is {place.state}")
+    return served
 
 
 class Dialect:

@@ -12,11 +12,11 @@ from engine.loop import ServedModel, Slot
 from engine.request import Sampling
 from server.errors import ModelLoading, NoFreeSlot, json_response
 from server.models import Served
-from server.routes.common import looked_at
+from server.routes.common import loaded
 
 
 async def props(request: Request) -> Response:
-    served = looked_at(request)
+    served = loaded(request)
     model = _model(served)
     engine = served.engine
     params = settings_body(model.default_sampling, engine.n_predict)
@@ -43,7 +43,7 @@ async def props(request: Request) -> Response:
 
 async def slots(request: Request) -> Response:
     """`?fail_on_no_slot=1` asks for a 503 where none is free."""
-    served = looked_at(request)
+    served = loaded(request)
     model = _model(served)
     running = served.bridge.slots()
     if request.query_params.get("fail_on_no_slot", "0") not in ("0", "") and None not in running:
@@ -57,7 +57,7 @@ def _model(served: Served) -> ServedModel:
     if bridge.fault is not None:
         raise bridge.fault
     if bridge.model_now is None:
-        raise ModelLoading("the model is not loaded")
+        raise ModelLoading("the model is being loaded")
     return bridge.model_now
 
 

@@ -216,7 +216,9 @@ async def test_token_routes_and_looks_name_a_model(folders: dict[str, Path]) -> 
         for path in ("/props", "/slots", "/v1/cache/stats"):
             assert (await service.client.get(f"{path}?model=window")).status_code == 200
             assert (await service.client.get(f"{path}?model=other")).status_code == 404
-        assert (await service.client.get("/props")).status_code == 503
+            unloaded = await service.client.get(path)
+            assert unloaded.status_code == 503
+            assert "the model is unloaded" in unloaded.text
         assert (await service.client.get("/props?model=window")).json()["model_alias"] == "window"
 
 

@@ -21,7 +21,7 @@ from engine.metrics import Numbers
 from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import weight_file_bytes
 from engine.request import Priority
-from engine.size import Bound
+from engine.size import Bound, Size
 from engine.turns import MlxThread
 from server.bridge import Bridge
 from server.config import ServerConfig
@@ -286,13 +286,15 @@ class Models:
 
     def _load(self, place: Place, cache_bytes: int | None) -> None:
         served = self._served(place)
-        asked = served.engine.kv_cache_budget
+        engine, num_parts = served.engine, min(self._config.models_max, len(self.served))
+        asked = engine.kv_cache_budget
         if asked.num_bytes is not None:
-            cache_bytes = asked.num_bytes // min(self._config.models_max, len(self.served))
+            cache_bytes = asked.num_bytes // num_parts
         budget = asked if cache_bytes is None or asked == "none" else Bound(cache_bytes)
         beside = "" if cache_bytes is None else f", with {human_bytes(cache_bytes)} for rows and prompt cache"
         log.info("loading %s%s", place.name, beside)
-        served.bridge.start(replace(served.engine, kv_cache_budget=budget))
+        kept = Size(engine.prompt_cache_bytes // num_parts)
+        served.bridge.start(replace(engine, kv_cache_budget=budget, prompt_cache_bytes=kept))
 
     def _loaded(self, served: Served) -> None:
         place = self._places.get(served)

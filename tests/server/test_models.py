@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.errors import ModelError
+from engine.size import Bound, Size
 from server.config import ServerConfig
 from tests.serving import CHAT, COMPLETIONS, PATIENCE_S
 from tests.several import BODY, NAMES, Loads, alone, held, several, text, wishing, write_several
@@ -167,6 +168,17 @@ async def test_an_engine_that_breaks_ends_its_own_requests(folders: dict[str, Pa
                 await asyncio.sleep(0.01)
         assert await text(service, "window") == expected["window"]
         assert (await service.client.get("/health")).status_code == 200
+
+
+async def test_budgets_are_for_all_models_together(folders: dict[str, Path]) -> None:
+    budgets = {"kv_cache_budget": Bound("64MiB"), "prompt_cache_bytes": Size("8MiB")}
+    async with several(folders, engine=budgets, models_max=2) as service:
+        for name in NAMES:
+            await text(service, name)
+            props = (await service.client.get(f"/props?model={name}")).json()
+            assert props["storable"]["budget_bytes"] == 32 << 20
+            stats = (await service.client.get(f"/v1/cache/stats?model={name}")).json()
+            assert stats["budget_bytes"] == 4 << 20
 
 
 async def test_the_queue_is_bounded_over_all_models(folders: dict[str, Path]) -> None:

@@ -5,13 +5,14 @@ here (`setting_of`). This module knows neither flags nor files.
 """
 
 import dataclasses
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
 from engine.errors import ConfigError
-from engine.request import Loops, Sampling
+from engine.request import RESERVED_FOR_TEMPLATES, Loops, Sampling
 from engine.size import AUTO, Bound, Size
 
 SPLITS = ("auto", "tensor", "pipeline")
@@ -211,6 +212,9 @@ class EngineConfig:
     portable: bool = setting(False, "run on MLX's own operations, without the compiled kernels")
     trust_remote_code: bool = setting(False, "let the checkpoint run its own Python code")
     chat_template: Path | None = setting(None, "a Jinja file used in place of the checkpoint's chat template")
+    chat_template_args: str = setting(
+        "", "a JSON object: arguments that the chat template gets where a request does not say"
+    )
     adapter: Path | None = setting(None, "a folder with LoRA or DoRA weights of mlx-lm, applied to the model")
     temp: float | None = setting(None, "default temperature; 0: greedy", minimum=0, maximum=100)
     top_k: int | None = setting(None, "default top-k; 0: off", minimum=0)
@@ -248,7 +252,7 @@ class EngineConfig:
                 f"split {self.split} is for several ranks, and this process is alone",
                 hint="mlx.launch -n 2 -- mlxcel serve MODEL starts two",
             )
-        _ = self.loops, self.drafting  # for what they raise
+        _ = self.loops, self.drafting, self.template_arguments  # for what they raise
 
     @property
     def loops(self) -> Loops | None:
@@ -265,6 +269,23 @@ class EngineConfig:
                 f"loop_detection must be off, on or MIN,MAX,COUNT (such as 1,20,12), not {self.loop_detection}",
             )
         return Loops(shortest, longest, count)
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """What the chat template gets where a request does not say. Raises ConfigError."""
+        try:
+            arguments = json.loads(self.chat_template_args or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            raise ConfigError(
+                "chat_template_args",
+                f"chat_template_args must be a JSON object, not {self.chat_template_args[:100]}",
+                hint="""such as '{"enable_thinking": false}'""",
+            )
+        if reserved := sorted(RESERVED_FOR_TEMPLATES & arguments.keys()):
+            raise ConfigError("chat_template_args", f"chat_template_args: {reserved[0]} is not anybody's to set")
+        return arguments
 
     @property
     def drafting(self) -> Drafting:

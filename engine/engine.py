@@ -78,7 +78,9 @@ class Engine:
         self._sample = sampler
         self.vocab_size = loaded.vocab_size
         self.default_sampling: Sampling = config.default_sampling(loaded.sampling)
-        self.language = Language.of(loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids)
+        self.language = Language.of(
+            loaded.tokenizer, loaded.vocab_size, loaded.eos_token_ids, config.template_arguments
+        )
         self._finish = FinishStep(self.language.tokens.decode, loaded.eos_token_ids)
         self._masks = Masks()
         self._forward, verdict = choose_forward(verdict, loaded.model, loaded.vocab_size)

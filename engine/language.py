@@ -1,7 +1,8 @@
 """What a tokenizer says of a model's language: tokens, chat template, markup, calls, grammars. No arrays."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from engine.sample.grammar import Grammars
@@ -22,9 +23,18 @@ class Language:
     grammars: Grammars
 
     @classmethod
-    def of(cls, tokenizer: Any, vocab_size: int, end_tokens: Set[int]) -> "Language":
-        """That of mlx-lm's `tokenizer`; `vocab_size` are the rows of the logits, `end_tokens` end a sequence."""
-        template = ChatTemplate.of(tokenizer)
+    def of(
+        cls,
+        tokenizer: Any,
+        vocab_size: int,
+        end_tokens: Set[int],
+        template_arguments: Mapping[str, Any] = MappingProxyType({}),
+    ) -> "Language":
+        """That of mlx-lm's `tokenizer`; `vocab_size` are the rows of the logits, `end_tokens` end a sequence, and
+        the template gets `template_arguments` where a request does not say. Raises ConfigError for those that it
+        does not ask for.
+        """
+        template = ChatTemplate.of(tokenizer, template_arguments)
         markup = Markup.of(tokenizer, template.source)
         return cls(
             tokens_of(tokenizer, vocab_size),

@@ -15,6 +15,12 @@ from engine.text.parts import Part
 FinishReason = Literal["stop", "length", "cancelled"]
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)  # the first goes first
+# What a template is rendered with belongs to the server, the program that it is above all.
+RESERVED_FOR_TEMPLATES = frozenset({
+    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
+    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize",
+    "tokenizer_kwargs", "tools", "truncation",
+})  # fmt: skip
 NO_LOGPROB = -9999.0  # what stands for a logarithm of zero, as in OpenAI's API
 GrammarKind = Literal["json", "regex", "cfg"]
 

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from engine.errors import RequestError
+from engine.request import RESERVED_FOR_TEMPLATES
 from engine.text.filter import Markup
 from engine.text.forcedcalls import takes_object
 from engine.text.template import ChatTemplate, text_of
@@ -16,13 +17,6 @@ from server.bodies import MAX_LOGPROBS, Count, GenerationBody
 from server.errors import NotSupported
 from server.toolchoice import NamedTool, ToolChoice, forces, names_of
 from server.validate import MAX_ECHOED, convert
-
-# What a template is rendered with belongs to the server, the program that it is above all.
-RESERVED_FOR_TEMPLATES = frozenset({
-    "add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length",
-    "messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize",
-    "tokenizer_kwargs", "tools", "truncation",
-})  # fmt: skip
 
 ToolName = Annotated[str, Meta(pattern=r"^(?!.*\s)[\w.:/-]{1,128}$")]  # `$` alone lets a line's end pass
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]

@@ -10,12 +10,12 @@ from engine.size import AUTO, Bound
 from server.address import is_local, is_loopback
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-OF_ONE_MODEL = ("draft_model", "adapter", "chat_template")
+OF_ONE_MODEL = ("draft_model", "adapter", "chat_template", "chat_template_args")
 ROLES = ("none", "prefill", "decode", "router")
 # What an engine does is said to whoever has one: these are the settings of it that a router acts on.
 ROUTER_ENGINE = frozenset({
-    "model", "n_predict", "max_queue_depth", "trust_remote_code", "chat_template", "temp", "top_k", "top_p",
-    "min_p", "repeat_penalty", "seed", "loop_detection", "fallback_sampling",
+    "model", "n_predict", "max_queue_depth", "trust_remote_code", "chat_template", "chat_template_args", "temp",
+    "top_k", "top_p", "min_p", "repeat_penalty", "seed", "loop_detection", "fallback_sampling",
 })  # fmt: skip
 
 
@@ -135,7 +135,7 @@ class ServerConfig:
         if self.engine.ranks is not None:
             raise ConfigError("models", "one model runs over several ranks, and no others beside it")
         for setting_name in OF_ONE_MODEL:
-            if getattr(self.engine, setting_name) is not None:
+            if getattr(self.engine, setting_name):
                 raise ConfigError(
                     setting_name, f"{setting_name} is for one model, and several are served", hint="leave one out"
                 )

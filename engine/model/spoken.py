@@ -20,10 +20,11 @@ class Spoken:
     tokenizer: Any
     eos_token_ids: frozenset[int]
     sampling: Sampling | None
+    template_arguments: dict[str, Any]
 
     def language(self, vocab_size: int) -> Language:
         """That of a model with so many logits."""
-        return Language.of(self.tokenizer, vocab_size, self.eos_token_ids)
+        return Language.of(self.tokenizer, vocab_size, self.eos_token_ids, self.template_arguments)
 
 
 def read(config: EngineConfig) -> Spoken:
@@ -43,4 +44,5 @@ def _read(config: EngineConfig) -> Spoken:
     tokenizer = load_tokenizer_of(path, written, config.trust_remote_code)
     if config.chat_template is not None:
         replace_template(tokenizer, config.chat_template)
-    return Spoken(tokenizer, end_tokens(written, generation, tokenizer), sampling_of(generation))
+    ends = end_tokens(written, generation, tokenizer)
+    return Spoken(tokenizer, ends, sampling_of(generation), config.template_arguments)

@@ -10,12 +10,13 @@ none at all, so does the first. The template engine is given.
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from engine.errors import NoChatTemplate, RequestError, TemplateFailed
+from engine.errors import ConfigError, NoChatTemplate, RequestError, TemplateFailed
 from engine.text.filter import Markup
 
 Message = Mapping[str, Any]
@@ -46,17 +47,25 @@ class ChatTemplate:
         self._knows_tools = not source or "tools" in source
 
     @classmethod
-    def of(cls, tokenizer: Any) -> "ChatTemplate":
-        """The template of an mlx-lm tokenizer wrapper."""
+    def of(cls, tokenizer: Any, given: Mapping[str, Any] = MappingProxyType({})) -> "ChatTemplate":
+        """The template of an mlx-lm tokenizer wrapper, which gets what is `given` where nobody says otherwise.
+
+        Raises ConfigError for what it does not ask for.
+        """
         if not tokenizer.has_chat_template:
+            _refuse(given, "the model has no chat template")
             return cls(None)
         source = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
-        always = {"add_generation_prompt": True, "enable_thinking": Markup.of(tokenizer, source).reasons}
+        always = {"add_generation_prompt": True, "enable_thinking": Markup.of(tokenizer, source).reasons, **given}
 
         def apply(messages: list[dict[str, Any]], **arguments: Any) -> str:
             return str(tokenizer.apply_chat_template(messages, tokenize=False, **(always | arguments)))
 
-        return cls(apply, source)
+        template = cls(apply, source)
+        _refuse(
+            [name for name in given if not template.takes(name)], "the model's chat template does not ask for it"
+        )
+        return template
 
     @property
     def exists(self) -> bool:
@@ -197,6 +206,11 @@ class ChatTemplate:
                 return stop - 1 if previous is not None and before.startswith(previous) else None
             previous = text
         return None
+
+
+def _refuse(given: Iterable[str], why: str) -> None:
+    for name in given:
+        raise ConfigError("chat_template_args", f"chat_template_args: {name}: {why}")
 
 
 def text_of(content: str | Sequence[Mapping[str, Any]] | None) -> str:

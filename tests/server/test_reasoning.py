@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.errors import ConfigError
 from tests.replies import HI, answered, script
 from tests.serving import CHAT, served, tokens_of
 from tests.templates import HARMONY, PLAIN, THINKING, THINKS_ITSELF, checkpoint
@@ -37,6 +38,31 @@ async def test_the_prompt_decides_and_not_the_switch(tmp_path: Path) -> None:
     assert off == also_off == none
     assert off["message"] == {"role": "assistant", "content": "Hello</think>"}
     assert on["message"] == {"role": "assistant", "content": "", "reasoning_content": "Hello"}
+
+
+async def test_a_server_says_what_the_template_gets_where_a_request_does_not(tmp_path: Path) -> None:
+    arguments = '{"enable_thinking": false}'
+    folder = checkpoint(tmp_path, THINKING)
+    async with served(folder, sampler=script("Hello</think>"), chat_template_args=arguments) as service:
+        off = await answered(service, HI)
+        on = await answered(service, HI | {"enable_thinking": True})
+    assert off["message"] == {"role": "assistant", "content": "Hello</think>"}
+    assert on["message"] == {"role": "assistant", "content": "", "reasoning_content": "Hello"}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("{", "must be a JSON object"),
+        ("[1]", "must be a JSON object"),
+        ('{"tools": []}', "tools is not anybody's to set"),
+        ('{"no_such": 1}', "no_such: the model's chat template does not ask for it"),
+    ],
+)
+async def test_what_no_template_gets_is_refused_at_the_start(tmp_path: Path, given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        async with served(checkpoint(tmp_path, PLAIN), chat_template_args=given):
+            pass
 
 
 @pytest.mark.parametrize(

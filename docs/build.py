@@ -119,10 +119,15 @@ def _page(name: str, text: str, titles: Mapping[str, str]) -> Page:
     tokens = markdown.parse(text)
     links: list[str] = []
     for token in tokens:
+        ends = (child for child in token.children or () if child.type == "link_close")
         for link, said in pairwise(token.children or ()):
             if link.type == "link_open":
                 written = str(link.attrs["href"])
-                source = _lead(link, name)
+                source, end = _lead(link, name), next(ends)
+                if source.startswith("../"):  # a file of the project, which is not on the site
+                    link.tag = end.tag = "span"
+                    link.attrs = {}
+                    continue
                 links += filter(None, [source])
                 if said.content == written:  # a file's name, which is none here
                     said.content = titles.get(source, written)

@@ -171,7 +171,7 @@ def tick() -> Figure:
     lines = (
         "some of what the prompt cache gave is computed again (--verify-cache)",
         "where nothing else runs: the beginning of a next prompt is stored",
-        "what stands now is told to /metrics; without work, the loop waits for mail",
+        "what stands now is told to /metrics; who has work or mail has the next turn",
     )
     for row, line in enumerate(lines):
         figure.text(226, 240 + 20 * row, line, "small")

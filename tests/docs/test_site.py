@@ -94,6 +94,12 @@ def test_every_link_leads_somewhere(pages: dict[Path, Written]) -> None:
                 assert not anchor or anchor in pages[target].ids, f"{page.name}: {link}"
 
 
+def test_what_leads_out_of_the_documents_leads_to_a_file() -> None:
+    for document in DOCS.rglob("*.md"):
+        for target in re.findall(r"\]\((\.\./[^)#]+)", document.read_text("utf-8")):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
 def test_no_anchor_is_there_twice(pages: dict[Path, Written]) -> None:
     for page, written in pages.items():
         assert len(written.ids) == len(set(written.ids)), page.name

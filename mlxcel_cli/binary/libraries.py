@@ -1,0 +1,97 @@
+"""Shared libraries: which ones a tree of files needs from the machine, and how it finds its own instead.
+
+Everything but the C library itself comes along. The executable carries the one path to what comes along, as an
+RPATH, which holds for whatever is loaded later too; an object's own RUNPATH would shut it out, so it becomes an
+RPATH as well. `patchelf` writes them, `ldd` says where the machine keeps what is missing.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ELF = b"\x7fELF"
+GLIBC = re.compile(
+    r"(ld-linux.*|linux-vdso|libc|libm|libdl|libpthread|librt|libresolv|libutil|libanl|libmvec)\.so(\.\d+)?"
+)
+NEEDED_VERSION = re.compile(rb"\0GLIBC_2\.(\d+)(?=\0)")
+
+
+def objects(tree: Path) -> list[Path]:
+    """The ELF files in `tree`."""
+    return [path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink() and _is_elf(path)]
+
+
+def gather(tree: Path, python: Path, origins: dict[Path, Path]) -> list[str]:
+    """Bring into `tree/lib` what its objects need from this machine, and have them find it there.
+
+    `python` is the executable in the tree, `origins` where an object lay, for `ldd`. Returns what was brought.
+    """
+    library = tree / "lib"
+    library.mkdir(exist_ok=True)
+    waiting = objects(tree)
+    there = {path.name for path in waiting}
+    brought: list[str] = []
+    while waiting:
+        path = waiting.pop()
+        found: dict[str, Path] | None = None
+        for name in _printed("--print-needed", path):
+            if GLIBC.fullmatch(name) or name in there:
+                continue
+            found = _resolved(origins.get(path, path)) if found is None else found
+            if name not in found:
+                raise FileNotFoundError(f"{name}, which {path.relative_to(tree)} needs, is not on this machine")
+            target = library / name
+            shutil.copyfile(found[name], target)
+            target.chmod(0o755)
+            origins[target] = found[name]
+            strip(target)
+            there.add(name)
+            brought.append(name)
+            waiting.append(target)
+    for path in objects(tree):
+        _settle(path)
+    patch("--force-rpath", "--set-rpath", f"$ORIGIN/{os.path.relpath(library, python.parent)}", python)
+    return sorted(brought)
+
+
+def strip(path: Path) -> None:
+    """Take out what only a debugger reads."""
+    subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
+
+
+def patch(*arguments: str | Path) -> str:
+    """What `patchelf` prints."""
+    program = shutil.which("patchelf") or "patchelf"
+    return subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+
+def needed_glibc(tree: Path) -> str:
+    """The oldest C library that has all the functions that the objects in `tree` ask for."""
+    versions = (int(minor) for path in objects(tree) for minor in NEEDED_VERSION.findall(path.read_bytes()))
+    return f"2.{max(versions, default=0)}"
+
+
+def _settle(path: Path) -> None:
+    """Have an object search beside itself, as it says, and else where the executable does."""
+    said = patch("--print-rpath", path).strip()
+    if said:
+        inside = [folder for folder in said.split(":") if folder.startswith("$ORIGIN")]
+        patch(*(("--force-rpath", "--set-rpath", ":".join(inside)) if inside else ("--remove-rpath",)), path)
+
+
+def _printed(question: str, path: Path) -> Iterator[str]:
+    yield from patch(question, path).split()
+
+
+def _resolved(path: Path) -> dict[str, Path]:
+    """Where the dynamic loader finds each library that `path` needs on this machine."""
+    said = subprocess.run(["ldd", str(path)], check=True, capture_output=True, text=True).stdout
+    return {name: Path(at) for name, at in re.findall(r"(\S+) => (/\S+)", said)}
+
+
+def _is_elf(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4) == ELF

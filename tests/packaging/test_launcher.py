@@ -1,0 +1,179 @@
+"""The executable unpacks what it carries once, whole or not at all, and starts it as its own from then on."""
+
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.executable import packed
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executable is for Linux")
+TELLS = '#!/bin/sh\nprintf "%s\\n" "$0" "$@"\nenv | grep -E "^(PYTHON|LD_|HOME)"\n'
+LONG = f"{'folder' * 15}/{'file' * 20}"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tells with which arguments and environment it was started."""
+    return packed(tmp_path_factory.mktemp("program"), TELLS, **{LONG: "x" * 3_000_000})
+
+
+@pytest.fixture
+def run(program: Path, tmp_path: Path) -> Run:
+    def start(*arguments: str, executable: Path = program, **options: object) -> subprocess.CompletedProcess[str]:
+        settings = {"env": {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}, **options}
+        return subprocess.run(  # type: ignore[call-overload, no-any-return]
+            [executable, *arguments], capture_output=True, text=True, check=False, **settings
+        )
+
+    return start
+
+
+def unpacked(home: Path) -> list[str]:
+    return sorted(name for name in os.listdir(home / ".cache/mlxcel/binary") if name != ".lock")
+
+
+def test_starts_what_it_carries_from_where_it_unpacked_it(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        ended = run("run", "-p", "two words", "")
+        (name,) = unpacked(tmp_path)
+        place = tmp_path / ".cache/mlxcel/binary" / name
+        told = [str(place / "bin/python3"), "-I", str(place / "bin/mlxcel"), "run", "-p", "two words", ""]
+        assert ended.stdout.splitlines()[: len(told)] == told
+        assert ended.stderr == ""
+    assert (place / LONG).stat().st_size == 3_000_000
+    assert (place / "bin/python3").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_later_start_writes_nothing(run: Run, tmp_path: Path) -> None:
+    run()
+    folder = tmp_path / ".cache/mlxcel/binary"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    run()
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+def test_settings_of_another_python_do_not_reach_it(run: Run, tmp_path: Path) -> None:
+    others = {"PYTHONPATH": "/a", "PYTHONHOME": "/b", "PYTHONSTARTUP": "/c", "LD_LIBRARY_PATH": "/d"}
+    told = run(env={**others, "PATH": os.environ["PATH"], "HOME": str(tmp_path)}).stdout.splitlines()
+    assert sorted(line for line in told if "=" in line) == [
+        f"HOME={tmp_path}",
+        "LD_LIBRARY_PATH=/d",
+        "PYTHONNOUSERSITE=1",
+        "PYTHONSAFEPATH=1",
+    ]
+
+
+@pytest.mark.parametrize("given", ["{home}/models", "~/models", "models"])
+def test_the_stores_folder_is_the_programs_too(run: Run, tmp_path: Path, given: str) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "MLXCEL_HOME": given.format(home=tmp_path)}
+    assert run(env=environment, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "models/binary").is_dir()
+
+
+def test_a_given_folder_is_enough(run: Run, tmp_path: Path) -> None:
+    told = run(env={"PATH": os.environ["PATH"], "MLXCEL_HOME": str(tmp_path)})
+    assert told.returncode == 0
+    assert (tmp_path / "binary").is_dir()
+
+
+def test_first_starts_at_once_all_work(program: Path, tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    starts = [subprocess.Popen([program], env=environment, stdout=subprocess.PIPE) for _ in range(6)]
+    told = {start.communicate()[0] for start in starts}
+    assert [start.returncode for start in starts] == [0] * 6
+    assert len(told) == 1
+    assert len(unpacked(tmp_path)) == 1
+
+
+def test_what_a_killed_start_left_is_not_taken_for_whole(run: Run, tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    killed = run(preexec_fn=limit)
+    assert killed.returncode == -signal.SIGXFSZ
+    (left,) = unpacked(tmp_path)
+    assert left.startswith(".new-")
+    assert run().returncode == 0
+    (name,) = unpacked(tmp_path)
+    assert not name.startswith(".")
+
+
+def test_a_full_disk_is_an_error_that_names_the_variable(run: Run, tmp_path: Path) -> None:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    ended = run(preexec_fn=limit)
+    assert ended.returncode == 1
+    error, hint = ended.stderr.splitlines()
+    assert error.startswith(f"error: {tmp_path}/.cache/mlxcel/binary/.new-")
+    assert error.endswith("cannot be unpacked: File too large")
+    assert hint == "hint: MLXCEL_HOME names another folder for it"
+    assert unpacked(tmp_path) == []
+
+
+def test_a_home_that_cannot_be_written_is_an_error_that_names_the_variable(run: Run, tmp_path: Path) -> None:
+    (tmp_path / ".cache").write_text("a file")
+    ended = run()
+    assert ended.returncode == 1
+    error, hint = ended.stderr.splitlines()
+    assert error == f"error: {tmp_path}/.cache/mlxcel cannot be made: Not a directory"
+    assert "MLXCEL_HOME" in hint
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_what_others_may_write_to_is_not_run(run: Run, tmp_path: Path, mode: int) -> None:
+    run()
+    (name,) = unpacked(tmp_path)
+    (tmp_path / ".cache/mlxcel/binary" / name).chmod(mode)
+    ended = run()
+    assert ended.returncode == 1
+    assert "others may write to it" in ended.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_what_belongs_to_somebody_else_is_not_run(run: Run, tmp_path: Path) -> None:
+    run()
+    (name,) = unpacked(tmp_path)
+    os.chown(tmp_path / ".cache/mlxcel/binary" / name, 12345, -1)
+    assert "belongs to somebody else" in run().stderr
+
+
+@pytest.mark.parametrize("cut", [1, 1000])
+def test_a_download_that_broke_off_is_said(run: Run, program: Path, tmp_path: Path, cut: int) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(program.read_bytes()[:-cut])
+    broken.chmod(0o755)
+    ended = run(executable=broken)
+    assert ended.returncode == 1
+    assert ended.stderr == "error: this executable is not whole\nhint: fetch it again\n"
+
+
+def test_a_damaged_download_is_said_and_leaves_nothing(run: Run, program: Path, tmp_path: Path) -> None:
+    damaged = bytearray(program.read_bytes())
+    damaged[-100] ^= 0xFF
+    (tmp_path / "damaged").write_bytes(damaged)
+    (tmp_path / "damaged").chmod(0o755)
+    ended = run(executable=tmp_path / "damaged")
+    assert ended.returncode == 1
+    assert ended.stderr == "error: this executable is damaged\nhint: fetch it again\n"
+    assert unpacked(tmp_path) == []
+
+
+def test_its_folders_are_its_owners(run: Run, tmp_path: Path) -> None:
+    run(umask=0)
+    folders = [path for path in (tmp_path / ".cache").rglob("*") if path.is_dir()]
+    assert all(not stat.S_IMODE(path.stat().st_mode) & 0o022 for path in folders)
+
+
+def test_it_needs_nothing_of_the_system(program: Path) -> None:
+    said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False)
+    assert "not a dynamic executable" in said.stdout + said.stderr or "statically linked" in said.stdout

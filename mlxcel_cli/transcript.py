@@ -5,7 +5,6 @@ Only its owner may read it. It knows files and shapes, and nothing of who talks.
 
 import json
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from engine.errors import UserError
 from mlxcel_cli import files, unicode
+from mlxcel_cli.draft import draft_of
 
 Message = dict[str, str]
 MOST_BYTES = 64_000_000
@@ -23,25 +23,22 @@ def write(path: Path, messages: Sequence[Message], *, replaces: bool) -> None:
 
     Raises UserError where it cannot be written.
     """
-    left: list[str | Path] = []
+    is_new = False
     try:
         content = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1).encode() + b"\n"
         if not replaces:
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-            left.append(path)
-        descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".draft")
-        left.append(draft)
-        with open(descriptor, "wb") as file:
+            is_new = True
+        with draft_of(path) as file:
             file.write(content)
-        os.replace(draft, path)
     except FileExistsError:
         if not path.exists():
             raise UserError(f"{path} cannot be written: it is a link to a file that is not there") from None
         raise UserError(f"{path} exists already", hint="choose another name; nothing is overwritten") from None
     except (OSError, ValueError) as error:
-        for name in left:
+        if is_new:
             with suppress(OSError):
-                os.unlink(name)
+                os.unlink(path)
         raise UserError(f"{path} cannot be written: {error}") from None
 
 

@@ -3,10 +3,10 @@
 import os
 import shutil
 import stat
-import tempfile
 from pathlib import Path
 
 from engine.errors import UserError
+from mlxcel_cli.draft import draft_of
 
 OWN_MODE = 0o600
 
@@ -26,24 +26,21 @@ def write(path: Path, text: str, *, before: str | None) -> Path | None:
     path.parent.mkdir(parents=True, exist_ok=True)
     backup = None
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWN_MODE
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with open(descriptor, "wb") as file:
+        with draft_of(path) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        held = path.read_bytes() if path.exists() else None
-        if held != (None if before is None else before.encode()):
-            raise UserError(
-                f"{path} was changed meanwhile: nothing is written", hint="look at it, and run this again"
-            )
-        if held is not None:
-            backup = _unused(path)
-            shutil.copy2(path, backup)
-        os.replace(temporary, path)
+            os.fchmod(file.fileno(), mode)
+            held = path.read_bytes() if path.exists() else None
+            if held != (None if before is None else before.encode()):
+                raise UserError(
+                    f"{path} was changed meanwhile: nothing is written", hint="look at it, and run this again"
+                )
+            if held is not None:
+                backup = _unused(path)
+                shutil.copy2(path, backup)
     except BaseException:
-        os.unlink(temporary)
+        if backup is not None:
+            backup.unlink()
         raise
     return backup
 

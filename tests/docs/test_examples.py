@@ -1,4 +1,4 @@
-"""Every command that README and docs show is run, on a tiny model under the built-in one's name, or is named here
+"""Every command that README and docs show is run, on a tiny model under the built-in ones' names, or is named here
 with the reason why not.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.model.store import Store
+from engine.model.store import BUILT_IN, Store
 from tests.cluster import Node, free_ports, until
 from tests.tiny import write_checkpoint
 
@@ -91,10 +91,11 @@ RUN = {" ".join(shlex.split(one.command, comments=True)): one for one in EXAMPLE
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with one model, under the name of the built-in one."""
+    """A store with the tiny model, under the names of the built-in ones."""
     home = tmp_path_factory.mktemp("home")
-    with Store(home).begin("mlxcel/smollm2-135m", source="made here") as folder:
-        write_checkpoint(folder)
+    for name in BUILT_IN:
+        with Store(home).begin(f"mlxcel/{name}", source="made here") as folder:
+            write_checkpoint(folder)
     return home
 
 
@@ -192,7 +193,7 @@ def assert_serves(command: str, place: Path, environment: dict[str, str]) -> Non
         timer.start()
         try:
             assert process.stderr is not None
-            assert any("is served at" in line for line in process.stderr), command
+            assert any(" served at " in line for line in process.stderr), command
             process.terminate()
             process.stderr.read()
             assert process.wait() == 0

@@ -27,9 +27,9 @@ OPTIONS, SETTINGS = "Options", "Settings"
 DEFAULT = re.compile(r"\s*\[default: ([^\]]*)\]$")
 
 
-def cli_page() -> str:
-    """The whole page."""
-    program: Any = typer.main.get_command(build([]))
+def cli_page(app: typer.Typer | None = None) -> str:
+    """The whole page: of mlxcel, unless it is that of another program."""
+    program: Any = typer.main.get_command(app or build([]))
     told = list(_commands(program, typer.Context(program, info_name=program.name)))
     index = (f"| [`{name}`](#{_anchor(name)}) | {_cell(command.help)} |\n" for name, command, _ in told)
     return HEAD + "".join(index) + "".join(_section(*one) for one in told)

@@ -6,14 +6,20 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
+from typer.main import get_command
 
 from docs.api_reference import api_page, fields_of
 from docs.cli_reference import cli_page
 from docs.draw import figures
 from mlxcel_cli.config import OTHER_VARIABLES
+from mlxcel_cli.main import build
 from mlxcel_cli.slash import COMMANDS
+from server.errors import known_errors
+from server.openapi import OPERATIONS, ROUTER_OPERATIONS
 
 DOCS = Path(__file__).parents[2] / "docs"
 COMPLETIONS = DOCS.parent / "completions"
@@ -36,6 +42,40 @@ def test_the_page_of_commands_is_current():
     assert (DOCS / "cli.md").read_text() == cli_page(), "run `make docs`"
 
 
+def test_the_page_of_commands_has_every_flag_that_is_not_hidden():
+    sections = dict(re.findall(r"^## mlxcel (\w+)\n(.*?)(?=^## |\Z)", cli_page(), re.MULTILINE | re.DOTALL))
+    program = get_command(build([]))
+    assert sections.keys() == {name for name, command in program.commands.items() if not command.hidden}
+    for name, section in sections.items():
+        shown = [one for one in program.commands[name].params if not getattr(one, "hidden", False)]
+        flags = [flag for one in shown if one.param_type_name == "option" for flag in one.opts]
+        assert flags
+        assert [flag for flag in flags if f"`{flag}`" not in section] == [], name
+
+
+def test_commands_below_commands_are_shown_with_their_panels_and_what_is_hidden_is_not():
+    app, below = typer.Typer(name="p"), typer.Typer()
+
+    @app.command()
+    def one(
+        shown: Annotated[
+            int, typer.Option(min=1, max=9, rich_help_panel="Numbers", help="how many [default: 3]")
+        ] = 3,
+        veiled: Annotated[int, typer.Option(hidden=True)] = 0,
+    ) -> None:
+        """Do it."""
+
+    app.command(hidden=True)(lambda: None)
+    app.add_typer(below, name="more")
+    below.command("two")(lambda: None)
+    below.command("three")(lambda: None)
+    page = cli_page(app)
+    assert "Numbers:\n\n| option | value | default | what it does |" in page
+    assert re.search(r"^\| `--shown` \| `[^`]+`, 1 to 9 \| `3` \| how many \|$", page, re.MULTILINE)
+    assert "veiled" not in page
+    assert re.findall(r"^## (.*)", page, re.MULTILINE) == ["p", "p one", "p more", "p more two", "p more three"]
+
+
 def test_the_page_of_commands_is_made_without_anything_heavy():
     found = "sorted({'mlx', 'mlx_lm', 'transformers', 'pydantic', 'starlette'} & sys.modules.keys())"
     program = f"import sys; from docs.cli_reference import cli_page; cli_page(); print({found})"
@@ -46,6 +86,15 @@ def test_the_page_of_commands_is_made_without_anything_heavy():
 
 def test_the_page_of_routes_is_current():
     assert (DOCS / "api.md").read_text() == api_page(), "run `make docs`"
+
+
+def test_the_page_of_routes_has_every_route_and_field_and_code():
+    page = api_page()
+    for (method, path), operation in {**OPERATIONS, **ROUTER_OPERATIONS}.items():
+        assert f"| `{method} {path}`" in page
+        fields = operation.body.__struct_fields__ if operation.body else ()
+        assert [field for field in fields if f"| `{field}` |" not in page] == []
+    assert [known.code for known in known_errors() if known.code and f"| `{known.code}` |" not in page] == []
 
 
 @pytest.mark.parametrize("body", ["ChatBody", "CompletionBody", "NativeCompletionBody"])

@@ -33,6 +33,7 @@ COMMANDS = {
     "serve": ("serve", "serve", "EXAMPLE"),
     "pull": ("models", "pull", "PULL_EXAMPLE"),
     "list": ("models", "list_models", "LIST_EXAMPLE"),
+    "cp": ("models", "copy", "COPY_EXAMPLE"),
     "rm": ("models", "remove", "REMOVE_EXAMPLE"),
     "inspect": ("inspect", "inspect", "EXAMPLE"),
     "bench": ("bench", "bench", "EXAMPLE"),

@@ -35,6 +35,7 @@ COMMANDS = {
     "list": ("models", "list_models", "LIST_EXAMPLE"),
     "cp": ("models", "copy", "COPY_EXAMPLE"),
     "rm": ("models", "remove", "REMOVE_EXAMPLE"),
+    "convert": ("convert", "convert", "EXAMPLE"),
     "inspect": ("inspect", "inspect", "EXAMPLE"),
     "bench": ("bench", "bench", "EXAMPLE"),
     "doctor": ("doctor", "doctor", "EXAMPLE"),

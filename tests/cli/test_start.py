@@ -36,6 +36,8 @@ def start(code: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         (["list", "--sort", "size", "--reverse"], 0),
         (["rm", "nothing"], 1),
         (["cp", "nothing", "other"], 1),
+        (["convert", "--help"], 0),
+        (["convert", "nothing", "--bits", "7"], 1),
         (["run", "--help"], 0),
         (["chat", "--help"], 0),
         (["generate", "--help"], 0),

@@ -268,8 +268,7 @@ def _unpack(source: Path, loaded: LoadedModel, asked: Conversion) -> str:
         stated = "bfloat16"
     if stated in DTYPES:
         _cast(loaded.model, getattr(mx, stated))
-        if "torch_dtype" in loaded.config:
-            loaded.config["torch_dtype"] = stated
+        _state_dtype(loaded.config, stated)
     return " and ".join(f"{bits}-bit {mode}, groups of {size}" for bits, size, mode in ways)
 
 
@@ -278,6 +277,14 @@ def _stated_dtype(config: dict[str, Any]) -> str | None:
     said = text_config(config)
     value = said.get("torch_dtype") or said.get("dtype")
     return value if isinstance(value, str) else None
+
+
+def _state_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Have a configuration that says a type say this one."""
+    for said in (config, config.get("text_config")):
+        for key in ("torch_dtype", "dtype"):
+            if isinstance(said, dict) and isinstance(said.get(key), str):
+                said[key] = dtype
 
 
 def _cast(model: Any, dtype: mx.Dtype) -> None:

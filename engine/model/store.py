@@ -155,7 +155,7 @@ class Store:
         if not _is_name(full):
             hint = "NAME or OWNER/NAME, of letters, digits and . _ @ -"
             raise ModelError(f"{name!r} is no name for a model", hint=hint)
-        if "/" not in name and name in BUILT_IN:
+        if name.removeprefix(f"{BUILT_IN_OWNER}/") in BUILT_IN:
             raise ModelError(f"{name} is the name of a built-in model", hint="choose another name")
         taken = self.find(name)
         if taken is not None and not (replaces and taken.name == full):

@@ -89,29 +89,22 @@ def convert(
         raise WrongUsage("a NAME is the store's and --output a folder's: give one of them")
     if mixed is not None and bits is not None:
         raise WrongUsage("--mixed says the bits itself: leave --bits out")
+    if bits == UNPACKED and group_size is not None:
+        raise WrongUsage("nothing is quantized with --bits none: leave --group-size out")
     if no_check and max_loss is not None:
         raise WrongUsage("--no-check measures nothing that --max-loss could bound")
     trusts = config.settle(config.finite(flags), file=config_file).values.get("trust_remote_code", False)
-    given = {
-        "bits": _bits(bits),
-        "group_size": group_size,
-        "mixed": mixed,
-        "dtype": dtype,
-        "max_loss": max_loss,
-    }
-    from engine.model.conversion import Conversion
-
-    asked = Conversion(
-        **{key: value for key, value in given.items() if value is not None},
+    asked = _asked(
+        bits=_bits(bits),
+        group_size=group_size,
+        mixed=mixed,
+        dtype=dtype,
+        max_loss=max_loss,
         measures=not no_check,
         trust_remote_code=trusts,
     )
-    if bits == UNPACKED:
-        if group_size is not None:
-            raise WrongUsage("nothing is quantized with --bits none: leave --group-size out")
-        asked = dataclasses.replace(asked, bits=None)
-
     from engine.model.convert import convert as run
+    from engine.model.store import Store
 
     began_s = time.monotonic()
     with render.fetching(model) as progress:
@@ -119,13 +112,23 @@ def convert(
     took_s = time.monotonic() - began_s
     for line in _lines(asked, done, took_s):
         render.note(line)
+    if done.name is not None:
+        render.note(f"mlxcel run {Store().look(done.name).short_name} runs it")
     render.put(json.dumps(_object(asked, done, took_s), indent=2) + "\n" if as_json else f"{done.path}\n")
 
 
-def _bits(said: str | None) -> int | None:
-    """A number of bits; None for nothing said, and for none."""
+def _asked(**given: Any) -> "Conversion":
+    """What the flags ask for; those that were not given (None) are left to their defaults."""
+    from engine.model.conversion import Conversion
+
+    said = {name: value for name, value in given.items() if value is not None}
+    return Conversion(**(said | {"bits": None} if said.get("bits") == UNPACKED else said))
+
+
+def _bits(said: str | None) -> int | str | None:
+    """A number of bits, `none`, or None for nothing said."""
     if said is None or said == UNPACKED:
-        return None
+        return said
     try:
         return int(said)
     except ValueError:

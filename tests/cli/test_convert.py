@@ -20,13 +20,14 @@ def test_the_path_is_data_and_the_figures_are_talk(source, mlxcel):
     [entry] = Store().list()
     assert (ended.code, ended.out) == (0, f"{entry.path}\n")
     assert (entry.name, entry.source) == ("local/tiny-4bit", f"{source}, 4 bits, groups of 64")
-    *stages, layers, sizes, perplexity = ended.err.splitlines()
+    *stages, layers, sizes, perplexity, hint = ended.err.splitlines()
     assert stages == [f"measure {source}", f"convert {source}"]
     assert layers == "2 layers not quantized (rows are no whole groups): model.layers.*.mlp.down_proj (2)"
     assert " kB to " in sizes
     assert " bits a weight, in " in sizes
     assert perplexity.startswith("perplexity ")
     assert perplexity.endswith(" times) over 511 tokens")
+    assert hint == "mlxcel run tiny-4bit runs it"
 
 
 def test_the_object_holds_the_figures(source, mlxcel):

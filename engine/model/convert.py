@@ -44,13 +44,17 @@ TYPES = {
 }  # fmt: skip
 
 
+NO_GROUPS = "rows are no whole groups"
+FAMILY = "the model's family wants it so"
+KIND = "quantized as before, in a kind of layer that cannot be dequantized here"
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A layer that could be packed and was not: `columns` is the length of its rows."""
+    """A layer that is not as was asked, and `why`: one of the texts above."""
 
     layer: str
-    columns: int
-    divides: bool
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +217,12 @@ def _planned(source: Path, asked: Conversion) -> _Planned:
         if isinstance(said, dict):
             said.pop("quantization", None)
             said.pop("quantization_config", None)
-    left: list[Left] = []
+    left = [Left(path, KIND) for path in _packed(model)]
     if asked.packs:
-        config, left = _pack(source, model, config, asked)
-    elif any("scales" in module for module in model.modules()):
-        raise UnsupportedModel(f"{source} has quantized layers of a kind that cannot be dequantized here")
+        config, others = _pack(source, model, config, asked)
+        left += others
+    elif left:
+        raise UnsupportedModel(f"{source} cannot be dequantized: {left[0].layer} is of a kind that cannot be here")
     arrays: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]
     return _Planned(
         model=model,
@@ -225,7 +230,7 @@ def _planned(source: Path, asked: Conversion) -> _Planned:
         num_bytes=sum(array.nbytes for array in arrays),
         num_parameters=get_total_parameters(model),
         dtypes=tuple(sorted({_name(array.dtype) for array in arrays if mx.issubdtype(array.dtype, mx.floating)})),
-        num_packed=sum("scales" in module for module in model.modules()),
+        num_packed=len(_packed(model)),
         left=tuple(left),
         was_packed=was_packed,
     )
@@ -263,7 +268,7 @@ def _unpack(source: Path, loaded: LoadedModel, asked: Conversion) -> str:
             )
     loaded.model.update_modules(tree_unflatten([(name, unpacked(layer)) for name, layer in packed.items()]))
     scales = {_name(layer.scales.dtype) for layer in packed.values()}
-    stated = asked.dtype or _stated_dtype(loaded.config) or next(iter(scales), None)
+    stated = asked.dtype or _stated_dtype(loaded.config) or min(scales, default=None)
     if asked.dtype is None and packed and stated not in ("float16", "bfloat16"):
         stated = "bfloat16"
     if stated in DTYPES:
@@ -325,7 +330,7 @@ def _pack(
         # A family's own code may raise anything.
         said = " ".join(str(fault).split())[:200] or type(fault).__name__
         raise UnsupportedModel(f"{source} cannot be quantized: {said}") from fault
-    left = [Left(path, columns[path], columns[path] % sizes[path] == 0) for path in _packable(model)]
+    left = [Left(path, NO_GROUPS if columns[path] % sizes[path] else FAMILY) for path in _packable(model)]
     if len(left) == len(columns):
         said = f"{source} has no layer whose rows are whole groups of {asked.group_size}"
         raise UnsupportedModel(said, hint="try --group-size 32")
@@ -335,6 +340,11 @@ def _pack(
 def _packable(model: Any) -> dict[str, Any]:
     """The layers of `model` that are not packed and could be, by name."""
     return {path: module for path, module in model.named_modules() if hasattr(module, "to_quantized")}
+
+
+def _packed(model: Any) -> list[str]:
+    """The names of the quantized layers of `model`, of any kind."""
+    return [path for path, module in model.named_modules() if "scales" in module and "weight" in module]
 
 
 def _copy_beside(source: Path, folder: Path, *, code: bool) -> None:

@@ -162,10 +162,9 @@ def _lines(asked: "Conversion", done: "Converted", took_s: float) -> Iterator[st
     """What happened, for people."""
     if done.was_packed:
         yield f"it was quantized before ({done.was_packed}): what that had lost stays lost"
-    for divides, why in ((False, "rows are no whole groups"), (True, "the model's family wants it so")):
-        layers = [left.layer for left in done.left if left.divides is divides]
-        if layers:
-            yield f"{render.count(len(layers), 'layer')} not quantized ({why}): {_grouped(layers)}"
+    for why in dict.fromkeys(left.why for left in done.left):
+        layers = [left.layer for left in done.left if left.why == why]
+        yield f"{render.count(len(layers), 'layer')} not as asked ({why}): {_grouped(layers)}"
     sizes = f"{render.size(done.source_bytes)} to {render.size(done.size_bytes)}"
     yield f"{sizes}, {done.bits_per_weight:.2f} bits a weight, in {took_s:.0f} s"
     if (before := done.source_perplexity) is not None and (after := done.perplexity) is not None:

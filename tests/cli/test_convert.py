@@ -22,7 +22,7 @@ def test_the_path_is_data_and_the_figures_are_talk(source, mlxcel):
     assert (entry.name, entry.source) == ("local/tiny-4bit", f"{source}, 4 bits, groups of 64")
     *stages, layers, sizes, perplexity, hint = ended.err.splitlines()
     assert stages == [f"measure {source}", f"convert {source}"]
-    assert layers == "2 layers not quantized (rows are no whole groups): model.layers.*.mlp.down_proj (2)"
+    assert layers == "2 layers not as asked (rows are no whole groups): model.layers.*.mlp.down_proj (2)"
     assert " kB to " in sizes
     assert " bits a weight, in " in sizes
     assert perplexity.startswith("perplexity ")

@@ -20,7 +20,7 @@ from mlx_lm.convert import convert as convert_by_mlx_lm
 from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
 from engine.model import convert as converting
 from engine.model.conversion import BITS, DTYPES, GROUP_SIZES, MIXTURES, Conversion
-from engine.model.convert import Converted, convert
+from engine.model.convert import KIND, NO_GROUPS, Converted, Left, convert
 from engine.model.load import load
 from engine.model.store import Store, check_complete
 from tests.engine.model.hub_double import Hub, point_the_library_at, serving
@@ -115,16 +115,14 @@ def test_experts_are_quantized_and_their_routers_as_the_family_wants(store: Stor
     source = write_zoo(tmp_path / "source", "qwen3_moe")
     done = convert(str(source), Conversion(group_size=32, **UNMEASURED), store=store)
     assert any(".switch_mlp." in name and name.endswith(".scales") for name in arrays(done.path))
-    left = {(left.layer.rpartition(".mlp.")[2], left.columns) for left in done.left}
-    assert ("gate", 32) in left, "its family wants routers in groups of 64"
+    left = {(left.layer.rpartition(".mlp.")[2], left.why) for left in done.left}
+    assert ("gate", NO_GROUPS) in left, "its family wants routers in groups of 64"
 
 
 def test_layers_whose_rows_are_no_whole_groups_stay_and_are_named(store: Store, tmp_path: Path) -> None:
     source = write_checkpoint(tmp_path / "tiny", hidden_size=128, intermediate_size=96, head_dim=32)
     done = convert(str(source), Conversion(**UNMEASURED), store=store)
-    assert {(left.layer, left.columns, left.divides) for left in done.left} == {
-        (f"model.layers.{number}.mlp.down_proj", 96, False) for number in range(2)
-    }
+    assert set(done.left) == {Left(f"model.layers.{number}.mlp.down_proj", NO_GROUPS) for number in range(2)}
     before, after = arrays(source), arrays(done.path)
     for left in done.left:
         assert mx.array_equal(before[f"{left.layer}.weight"], after[f"{left.layer}.weight"])
@@ -154,6 +152,18 @@ def test_from_gguf(bits: int | None, store: Store, tmp_path: Path) -> None:
     if bits is None:
         values = mx.dequantize(*packed, 32, 4).astype(mx.bfloat16)
         assert mx.array_equal(arrays(done.path)["model.embed_tokens.weight"], values)
+
+
+def test_layers_of_a_kind_that_cannot_be_dequantized_stay_as_they_are(store: Store, tmp_path: Path) -> None:
+    source = write_zoo(tmp_path / "source", "deepseek_v3", kv_lora_rank=32)
+    convert(str(source), Conversion(bits=8, group_size=32, **UNMEASURED), name="eight", store=store)
+    done = convert("eight", Conversion(group_size=32), name="four", store=store)
+    kept = {left.layer for left in done.left if left.why == KIND}
+    assert {layer.rpartition(".")[2] for layer in kept} == {"unembed_out"}
+    model, _ = mlx_lm.utils.load_model(done.path)
+    assert {module.bits for name, module in model.named_modules() if name in kept} == {8}
+    with pytest.raises(UnsupportedModel, match=r"cannot be dequantized: .*unembed_out"):
+        convert("eight", Conversion(bits=None), store=store)
 
 
 def test_from_the_hub(store: Store, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,9 +227,9 @@ def fetching(name: str) -> Iterator[Callable[[str, int, int | None], None]]:
 
 
 def bar(done: int, total: int | None) -> str:
-    """`done` of `total` bytes as a bar, or as a size where the total is not known."""
+    """`done` of `total` bytes as a bar, or as a size where the total is not known; nothing where neither is."""
     if not total:
-        return size(done)
+        return size(done) if done else ""
     share = min(done / total, 1.0)
     cells = int(share * BAR_CELLS)
     return f"[{'#' * cells}{'.' * (BAR_CELLS - cells)}] {share:4.0%} {size(done)} of {size(total)}"

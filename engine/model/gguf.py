@@ -21,6 +21,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 
 from engine.errors import ModelIncomplete, UnsupportedModel
 from engine.model.packing import BITS, GROUP_SIZE, pack
+from engine.model.safetensors import head
 from engine.model.vocabulary import write_tokenizer
 
 Progress = Callable[[str, int, int | None], None]
@@ -35,7 +36,6 @@ STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 PLAIN = {Kind.F32: "F32", Kind.F16: "F16", Kind.BF16: "BF16"}
-ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U32": 4}
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -434,18 +434,12 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 def _write_safetensors(path: Path, file: GGUFFile, outputs: list[Output], progress: Progress) -> None:
     """Write the header, which the shapes alone decide, then the data of one tensor after another."""
-    header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
-    end = 0
-    for name, kind, shape in (spec for output in outputs for spec in output.specs):
-        start, end = end, end + ITEM_BYTES[kind] * int(np.prod(shape))
-        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    begun, starts = head(spec for output in outputs for spec in output.specs)
     done, total = 0, sum(output.tensor.size_bytes for output in outputs)
     with open(path, "wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
+        out.write(begun)
         for output in outputs:
-            places = [8 + len(text) + header[name]["data_offsets"][0] for name, *_ in output.specs]
+            places = [starts[name] for name, *_ in output.specs]
             for arrays in output.pieces(file.rows(output.tensor)):
                 for at, array in enumerate(arrays):
                     out.seek(places[at])

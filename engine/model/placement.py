@@ -89,7 +89,7 @@ class Placement:
 
 def placement(model: Any, *, compiled: bool = False) -> Placement:
     """How the weights of `model`, evaluated or not, will lie in memory, with the `compiled` kernels or without."""
-    packed = {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+    packed = packed_layers(model)
     left = {name: module for name, module in model.named_modules() if not (compiled and leaves.fits(module))}
     unfit = {name: module for name, module in packed.items() if name in left}
     stored_bytes, num_parameters = parameter_bytes(model), _num_parameters(model, packed)
@@ -158,9 +158,7 @@ def _place_for_kernels(model: Any, place: Placement) -> str:
     if expands:
         _expand(model, place.unfit)
     leaves.replace(model)
-    for module in model.modules():
-        if not leaves.is_compiled(module) and type(module) not in _UNPACKED:
-            module.update({name: array.astype(mx.float32) for name, array in _own_floats(module).items()})
+    _widen_rest(model)
     mx.eval(model.parameters())
     leaves.lay_together(model)
     kind = f"{bits}-bit" if bits else _dtype_names(model)
@@ -169,6 +167,45 @@ def _place_for_kernels(model: Any, place: Placement) -> str:
         said += f", {modes} layers "
         said += "expanded to float32" if expands else "packed, slow: they do not fit expanded"
     return said
+
+
+def _widen_rest(model: Any) -> None:
+    """Turn what the compiled kernels do not run to float32, but for packed layers."""
+    for module in model.modules():
+        if not leaves.is_compiled(module) and type(module) not in _UNPACKED:
+            module.update({name: array.astype(mx.float32) for name, array in _own_floats(module).items()})
+
+
+def place_unread(model: Any, *, compiled: bool = False) -> None:
+    """Lay the weights of `model` for a single forward that reads each where it wants it: none is evaluated here.
+
+    What is multiplied is what `place` would have it be where there is room.
+    """
+    if mx.default_device() != mx.Device(mx.cpu):
+        return
+    layers = packed_layers(model)
+    unfit = {name: layer for name, layer in layers.items() if not (compiled and leaves.fits(layer))}
+    model.update_modules(tree_unflatten([(name, unpacked(layer)) for name, layer in unfit.items()]))
+    if compiled:
+        leaves.replace(model)
+        _widen_rest(model)
+    else:
+        model.set_dtype(mx.float32)
+    model.eval()
+
+
+def packed_layers(model: Any) -> dict[str, Any]:
+    """The quantized layers of `model` that can be unpacked, by name."""
+    return {name: module for name, module in model.named_modules() if type(module) in _UNPACKED}
+
+
+def unpacked(layer: Any) -> Any:
+    """A float32 layer in place of the packed `layer`, not evaluated yet."""
+    plain = _UNPACKED[type(layer)](layer)
+    plain.weight = _expanded_weight(layer)
+    if "bias" in layer:
+        plain.bias = layer.bias
+    return plain
 
 
 def _own_floats(module: Any) -> dict[str, mx.array]:
@@ -212,11 +249,7 @@ def _widen(model: Any, place: Placement) -> str:
 def _expand(model: Any, packed: dict[str, Any]) -> None:
     """Replace every packed layer by a float32 one, evaluated alone so that its packed form is freed at once."""
     for name in list(packed):
-        module = packed.pop(name)
-        layer = _UNPACKED[type(module)](module)
-        layer.weight = _expanded_weight(module)
-        if "bias" in module:
-            layer.bias = module.bias
+        layer = unpacked(packed.pop(name))
         mx.eval(layer.parameters())
         model.update_modules(tree_unflatten([(name, layer)]))
     model.eval()

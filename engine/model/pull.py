@@ -28,6 +28,7 @@ from engine.model.store import (
     BUILT_IN,
     BUILT_IN_OWNER,
     GGUF_OWNER,
+    LOCAL_OWNER,
     BuiltIn,
     Store,
     Wheel,
@@ -63,7 +64,7 @@ def ensure(reference: str, *, store: Store | None = None, progress: Progress | N
     store, progress = store or Store(), progress or silent
     if not reference.strip():
         raise ModelNotFound("no model was named", hint=_accepted())
-    path = _existing(reference)
+    path = existing(reference)
     if path is not None and path.is_dir():
         check_complete(path)
         return path
@@ -83,14 +84,14 @@ def pull(
 ) -> Path:
     """`ensure`, for names that can be fetched; `force` fetches again what is there already."""
     store, progress = store or Store(), progress or silent
-    if force and _existing(reference) is None:
+    if force and existing(reference) is None:
         if (built_in := BUILT_IN.get(_bare(reference))) is not None:
             return _install(_bare(reference), built_in, store, progress, force=True)
         return _from_hub(reference, store, progress, force=True)
     return ensure(reference, store=store, progress=progress)
 
 
-def _existing(reference: str) -> Path | None:
+def existing(reference: str) -> Path | None:
     """The file or folder that `reference` names; None also for text that cannot be a path at all."""
     try:
         path = Path(reference).expanduser()
@@ -158,9 +159,36 @@ def _install(name: str, built_in: BuiltIn, store: Store, progress: Progress, *, 
     return _stored(f"{BUILT_IN_OWNER}/{name}", built_in.source, store, build, force=force)
 
 
+def entry_name(reference: str, store: Store) -> str:
+    """What the store calls, or would call, what `reference` names: for a name that is made from it.
+
+    Raises ModelNotFound for a name that is none of the accepted forms.
+    """
+    from engine.model.hub import hub_name
+
+    path = existing(reference)
+    if path is not None and path.is_dir():
+        folder = path.resolve()
+        is_entry = folder.parent.parent == store.models.resolve()
+        return f"{folder.parent.name if is_entry else LOCAL_OWNER}/{_plain(folder.name)}"
+    if path is not None:
+        return f"{GGUF_OWNER}/{_plain(path.stem)}"
+    if (entry := store.find(reference)) is not None:
+        return entry.name
+    if _bare(reference) in BUILT_IN:
+        return f"{BUILT_IN_OWNER}/{_bare(reference)}"
+    if (name := hub_name(reference)) is None:
+        raise _not_found(reference, store)
+    return name.entry
+
+
+def _plain(name: str) -> str:
+    """A file's name as a part of one in the store."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-") or "model"
+
+
 def _import_file(path: Path, store: Store, progress: Progress) -> Path:
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip(".-") or "model"
-    name = f"{GGUF_OWNER}/{stem}-{_fingerprint(path)}"
+    name = f"{GGUF_OWNER}/{_plain(path.stem)}-{_fingerprint(path)}"
     return _stored(name, path.name, store, lambda staging: _import(path, staging, progress))
 
 

@@ -7,6 +7,8 @@ renamed into it when they are whole. The store knows names and files; it fetches
 
 import difflib
 import fcntl
+import glob
+import hashlib
 import json
 import os
 import re
@@ -25,10 +27,14 @@ MANIFEST = ".mlxcel.json"
 BUILT_IN_OWNER = "mlxcel"
 GGUF_OWNER = "gguf"
 INDEX = "model.safetensors.index.json"
-BARE_OWNERS = (BUILT_IN_OWNER, "mlx-community")
+LOCAL_OWNER = "local"
+BARE_OWNERS = (LOCAL_OWNER, BUILT_IN_OWNER, "mlx-community")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
+WEIGHTS_SUFFIX = ".safetensors"
 STAGING_SUFFIX = ".partial"
 KEPT_SUFFIX = f".kept{STAGING_SUFFIX}"
+
+OUTSIDE = "outside"  # stands for an owner where folders that are no entries are locked
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
 _SHARD = re.compile(r"(model.*)-(\d{5})-of-(\d{5})\.safetensors")
@@ -139,29 +145,80 @@ class Store:
                 return entry
         return None
 
+    def free_name(self, name: str, *, replaces: bool = False) -> str:
+        """The full name that a new entry called `name` will have; a bare one belongs to LOCAL_OWNER.
+
+        Raises ModelError for what is no name, a built-in model's, and one that already means something, unless
+        that is the very entry and `replaces`.
+        """
+        full = name if "/" in name else f"{LOCAL_OWNER}/{name}"
+        if not _is_name(full):
+            hint = "NAME or OWNER/NAME, of letters, digits and . _ @ -"
+            raise ModelError(f"{name!r} is no name for a model", hint=hint)
+        if name.removeprefix(f"{BUILT_IN_OWNER}/") in BUILT_IN:
+            raise ModelError(f"{name} is the name of a built-in model", hint="choose another name")
+        taken = self.find(name)
+        if taken is not None and not (replaces and taken.name == full):
+            raise ModelError(f"{taken.name} is in the store already", hint="choose another name")
+        return full
+
     def known_names(self) -> Sequence[str]:
         """What can be asked for without a path: the built-in names and every entry, each once."""
         return sorted({*BUILT_IN, *(entry.short_name for entry in self.list())})
 
-    def remove(self, name: str) -> Entry:
-        """Delete the entry called `name`, whole or not, and return what it was.
+    def look(self, name: str) -> Entry:
+        """The entry called `name`, whole or not.
 
         Raises ModelNotFound, with the nearest names in the store as its hint.
         """
         for candidate in _full_names(name):
-            folder, kept = self.models / candidate, self._kept(candidate)
-            if not folder.is_dir() and not kept.is_dir():
-                continue
-            with self.locked(candidate):
-                entry = self._read(folder) or _incomplete_entry(candidate, folder if folder.is_dir() else kept)
-                for path in (folder, kept):
-                    if path.is_dir():
-                        _discard(path)
-                self._sweep(candidate)
-            return entry
+            for folder in (self.models / candidate, self._kept(candidate)):
+                if folder.is_dir():
+                    return self._read(folder) or _incomplete_entry(candidate, folder)
         known = [entry.short_name for entry in self.list()]
         hint = _meant(nearest(name, known)) or "mlxcel list shows what is there"
         raise ModelNotFound(f"no model called {name!r} is in the store", hint=hint)
+
+    def remove(self, name: str) -> Entry:
+        """Delete the entry called `name`, whole or not, and return what it was. Raises ModelNotFound."""
+        full = self.look(name).name
+        with self.locked(full):
+            entry = self.look(full)
+            for path in (self.models / full, self._kept(full)):
+                if path.is_dir():
+                    _discard(path)
+            self._sweep(full)
+        return entry
+
+    def copy(self, name: str, new_name: str) -> Entry:
+        """Make the whole entry `name` another one, `new_name`.
+
+        Weights, which nothing writes to once they are there, are shared where the file system links files, and
+        stay as long as either entry has them. Other files, which somebody may edit, are copied. Raises
+        ModelNotFound, and ModelError for a name that is taken or is none and where the disk does not take it.
+        """
+        entry = self.find(name) or self.look(name)
+        full = self.free_name(new_name)
+        first, second = sorted((entry.name, full))  # in one order, for two copies not to wait for each other
+        try:
+            with self.locked(first), self.locked(second):
+                self.free_name(new_name)
+                check_complete(entry.path)
+                with self.begin(full, source=entry.source) as staging:
+                    shutil.copytree(entry.path, staging, dirs_exist_ok=True, copy_function=_link_weights)
+        except OSError as error:
+            raise ModelError(f"{full} cannot be made in the store: {error.strerror or error}") from error
+        return self.look(full)
+
+    def taken_bytes(self, entries: Iterable[Entry]) -> int:
+        """What `entries` take on the disk together: files that several of them share count once."""
+        sizes = {}
+        for entry in entries:
+            for path in entry.path.rglob("*"):
+                found = path.stat()
+                if path.is_file():
+                    sizes[found.st_dev, found.st_ino] = found.st_size
+        return sum(sizes.values())
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -194,23 +251,23 @@ class Store:
         owner, short = _parts(name)
         with self.locked(name):
             self._sweep(name)
-            alone = self.models / owner / f".{short}.{uuid.uuid4().hex[:8]}{STAGING_SUFFIX}"
-            staging = self._kept(name) if keep else alone
-            staging.mkdir(parents=True, exist_ok=keep)
-            try:
+            staging = self._kept(name) if keep else _beside(self.models / owner / short)
+            with _becoming(self.models / name, staging, keep=keep):
                 yield staging
                 (staging / MANIFEST).unlink(missing_ok=True)
                 check_complete(staging)
                 _write_manifest(staging, source)
-                _sync(staging)
-                destination = self.models / name
-                if destination.exists():
-                    _discard(destination)
-                os.rename(staging, destination)
-                _sync_folder(destination.parent)
-            finally:
-                if not keep:
-                    shutil.rmtree(staging, ignore_errors=True)
+
+    @contextmanager
+    def begin_outside(self, folder: Path) -> Iterator[Path]:
+        """`begin` for a folder that is none of the store's, and gets no manifest: its owner may change it."""
+        digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+        with self.locked(f"{OUTSIDE}/{digest}"):
+            _sweep_beside(folder)
+            staging = _beside(folder)
+            with _becoming(folder, staging, keep=False):
+                yield staging
+                check_complete(staging)
 
     def _kept(self, name: str) -> Path:
         """Where attempts at `name` that go on from each other build it."""
@@ -219,9 +276,8 @@ class Store:
 
     def _sweep(self, name: str) -> None:
         """Delete what unfinished attempts at `name` left behind. The caller holds the lock."""
-        owner, short = _parts(name)
-        for stale in (self.models / owner).glob(f".{short}.????????{STAGING_SUFFIX}"):
-            shutil.rmtree(stale, ignore_errors=True)
+        _parts(name)
+        _sweep_beside(self.models / name)
 
     def _read(self, folder: Path) -> Entry | None:
         manifest = _read_manifest(folder)
@@ -234,6 +290,44 @@ class Store:
             source=str(manifest.get("source", "")),
             modified_s=(folder / MANIFEST).stat().st_mtime,
         )
+
+
+def _beside(folder: Path) -> Path:
+    """Where one attempt at `folder` may build it."""
+    return folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}{STAGING_SUFFIX}")
+
+
+def _sweep_beside(folder: Path) -> None:
+    """Delete what attempts at `folder` that are no more have left. The caller holds the lock."""
+    for stale in folder.parent.glob(f".{glob.escape(folder.name)}.????????{STAGING_SUFFIX}"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+@contextmanager
+def _becoming(destination: Path, staging: Path, *, keep: bool) -> Iterator[None]:
+    """Make `staging`; when the block ends well it takes the place of `destination`, else it is deleted or kept."""
+    staging.mkdir(parents=True, exist_ok=keep)
+    try:
+        yield
+        _sync(staging)
+        if destination.exists():
+            _discard(destination)
+        os.rename(staging, destination)
+        _sync_folder(destination.parent)
+    finally:
+        if not keep:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
+def _link_weights(source: str, destination: str) -> None:
+    """Copy a file, or link it where it holds weights and the file system can."""
+    if source.endswith(WEIGHTS_SUFFIX):
+        try:
+            os.link(source, destination)
+            return
+        except OSError:  # another file system, or one without links
+            pass
+    shutil.copy2(source, destination)
 
 
 def check_complete(folder: Path) -> None:
@@ -354,7 +448,7 @@ def _incomplete_entry(name: str, folder: Path) -> Entry:
 
 def _discard(folder: Path) -> None:
     """Take `folder` out of the store in one step, then delete it. The caller holds the lock."""
-    trash = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}{STAGING_SUFFIX}")
+    trash = _beside(folder)
     os.rename(folder, trash)
     shutil.rmtree(trash, ignore_errors=True)
 

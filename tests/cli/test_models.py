@@ -1,10 +1,13 @@
-"""pull, list and rm."""
+"""pull, list, cp and rm."""
 
 import json
+import os
+import sys
 
 import pytest
 
 from engine.model.store import Store
+from mlxcel_cli import render
 from tests.tiny import write_checkpoint
 
 
@@ -71,3 +74,87 @@ def test_pull_of_an_unknown_model(mlxcel):
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("error: no model is known as 'smollm2': ")
     assert "\nhint: did you mean smollm2-135m? " in ended.err
+
+
+@pytest.fixture
+def three():
+    """A store with three, whose orders by name, size and age differ."""
+    store = Store()
+    for age, (name, layers) in enumerate((("one/b", 2), ("one/c", 4), ("one/a", 3))):
+        with store.begin(name) as folder:
+            write_checkpoint(folder, num_hidden_layers=layers)
+        os.utime(store.models / name / ".mlxcel.json", (1000 - age, 1000 - age))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("flags", "order"),
+    [
+        ([], "abc"),
+        (["--sort", "name", "--reverse"], "cba"),
+        (["--sort", "size"], "cab"),
+        (["--sort", "size", "-r"], "bac"),
+        (["--sort", "modified"], "bca"),
+    ],
+)
+def test_list_is_in_the_order_asked_for(flags, order, three, mlxcel):
+    rows = mlxcel("list", *flags).out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == [f"one/{name}" for name in order]
+    rows = json.loads(mlxcel("list", "--json", *flags).out)
+    assert [row["name"] for row in rows] == [f"one/{name}" for name in order]
+
+
+def test_list_on_a_terminal_ends_with_what_all_take(three, mlxcel, monkeypatch):
+    monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdout)
+    size = render.size(sum(entry.size_bytes for entry in three.list()))
+    three.copy("one/a", "d")
+    small = sum(path.stat().st_size for path in (three.models / "local/d").glob("*.json"))
+    ended = mlxcel("list")
+    assert len(ended.out.splitlines()) == 5
+    assert ended.err.startswith("4 models, ")
+    total = float(ended.err.split()[2])
+    assert total == pytest.approx(float(size.split()[0]) + small / 1000, abs=3), "shared weights count once"
+
+
+def test_cp_gives_a_second_name(stored, mlxcel):
+    ended = mlxcel("cp", "tiny", "other")
+    entry = stored.find("other")
+    assert (ended.code, ended.out) == (0, f"{entry.path}\n")
+    assert ended.err.startswith("copied tiny to other (")
+    assert (entry.name, entry.source) == ("local/other", "made here")
+    assert [row.split()[0] for row in mlxcel("list").out.splitlines()[1:]] == ["other", "tiny"]
+    assert mlxcel("rm", "tiny", "--yes").code == 0
+    assert mlxcel("run", "other", "-p", "hello", "-n", "2").code == 0
+
+
+def test_cp_refuses_a_name_that_is_taken_and_a_model_that_is_not_there(stored, mlxcel):
+    for name in ("tiny", "mlx-community/tiny"):
+        assert mlxcel("cp", "tiny", name).err.startswith("error: mlx-community/tiny is in the store already\n")
+    assert mlxcel("cp", "tiny", "smollm2-135m").err.startswith("error: smollm2-135m is the name of a built-in")
+    assert mlxcel("cp", "tiny", "../x").err.startswith("error: '../x' is no name for a model\n")
+    assert mlxcel("cp", "tinny", "x").err.endswith("hint: did you mean tiny?\n")
+    assert [entry.name for entry in stored.list()] == ["mlx-community/tiny"]
+
+
+def test_rm_of_several_deletes_all_or_none(three, mlxcel):
+    ended = mlxcel("rm", "one/a", "one/z", "--yes")
+    assert ended.code == 1
+    assert "'one/z' is in the store" in ended.err
+    assert len(three.list()) == 3
+    assert mlxcel("rm", "one/a", "one/b").err.startswith("error: rm would delete one/a and one/b\n")
+    ended = mlxcel("rm", "one/a", "one/b", "one/a", "--yes")
+    assert ended.code == 0
+    assert [line.split(" (")[0] for line in ended.err.splitlines()] == ["deleted one/a", "deleted one/b"]
+    assert [entry.name for entry in three.list()] == ["one/c"]
+
+
+def test_rm_asks_with_sizes(three, mlxcel, monkeypatch):
+    asked = []
+    monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdin)
+    monkeypatch.setattr(render, "confirmed", lambda question: asked.append(question) or len(asked) > 1)
+    assert mlxcel("rm", "one/a", "one/b").code == 1
+    assert len(three.list()) == 3
+    a, b = (render.size(three.find(f"one/{name}").size_bytes) for name in "ab")
+    assert mlxcel("rm", "one/a", "one/b").code == 0
+    assert asked == [f"Delete one/a ({a}) and one/b ({b})?"] * 2
+    assert [entry.name for entry in three.list()] == ["one/c"]

@@ -33,7 +33,11 @@ def start(code: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
         (["--version"], 0),
         (["list"], 0),
         (["list", "--json"], 0),
+        (["list", "--sort", "size", "--reverse"], 0),
         (["rm", "nothing"], 1),
+        (["cp", "nothing", "other"], 1),
+        (["convert", "--help"], 0),
+        (["convert", "nothing", "--bits", "7"], 1),
         (["run", "--help"], 0),
         (["chat", "--help"], 0),
         (["generate", "--help"], 0),
@@ -52,7 +56,7 @@ def test_loads_nothing_heavy(arguments, code):
     assert not set(HEAVY).intersection(loaded)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["rm", "nothing"]], ids=str)
+@pytest.mark.parametrize("arguments", [["--help"], ["list"], ["rm", "nothing"], ["cp", "nothing", "x"]], ids=str)
 def test_answers_at_once(arguments):
     def seconds(code: str) -> float:
         """Time on the processor: what else runs here takes none of it, but slows it down on a shared core."""

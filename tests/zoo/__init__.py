@@ -137,12 +137,12 @@ def zoo_config(name: str) -> dict[str, Any]:
     return common | said
 
 
-def write_zoo(folder: Path, name: str) -> Path:
+def write_zoo(folder: Path, name: str, **overrides: Any) -> Path:
     """A complete checkpoint folder of the family, with the tokenizer and the template of `tests.tiny`."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = dict(tree_flatten(zoo_model(name).parameters()))
+    weights = dict(tree_flatten(zoo_model(name, **overrides).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    said = {key: value for key, value in zoo_config(name).items() if value is not None}
+    said = {key: value for key, value in (zoo_config(name) | overrides).items() if value is not None}
     if bits := ZOO[name].bits:
         said |= {"quantization": {"group_size": 32, "bits": bits}}
     (folder / "config.json").write_text(json.dumps(said | {"eos_token_id": END_OF_TURN}))

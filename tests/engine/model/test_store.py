@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -6,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ModelIncomplete, ModelNotFound
+from engine.errors import ModelError, ModelIncomplete, ModelNotFound
 from engine.model.store import MANIFEST, Store, check_complete, default_home, nearest
+from tests.threads import in_threads
 
 
 def safetensors(length: int = 16) -> bytes:
@@ -178,3 +181,108 @@ def test_store_and_pull_load_nothing_heavy() -> None:
     script = f"import sys, {modules}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_copy_shares_weights_and_nothing_else(store: Store) -> None:
+    add(store, "mlxcel/a")
+    made = store.copy("a", "b")
+    entry = store.find("a")
+    assert entry is not None
+    assert (made.name, made.source, made.size_bytes) == ("local/b", entry.source, entry.size_bytes)
+    assert made.modified_s >= entry.modified_s
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        same = (made.path / name).samefile(entry.path / name)
+        assert same is (name == "model.safetensors")
+    assert store.taken_bytes([entry]) == entry.size_bytes + (entry.path / MANIFEST).stat().st_size
+    weights = (entry.path / "model.safetensors").stat().st_size
+    assert store.taken_bytes(store.list()) == 2 * store.taken_bytes([entry]) - weights
+
+
+@pytest.mark.parametrize("removed", ["a", "b"])
+def test_either_of_two_copies_outlives_the_other(store: Store, removed: str) -> None:
+    add(store, "mlxcel/a")
+    store.copy("a", "b")
+    store.remove(removed)
+    [left] = store.list()
+    assert left.short_name != removed
+    assert (left.path / "model.safetensors").read_bytes() == safetensors()
+    check_complete(left.path)
+
+
+def test_an_edited_file_of_a_copy_is_its_own(store: Store) -> None:
+    add(store, "mlxcel/a")
+    made = store.copy("a", "b")
+    with open(made.path / "config.json", "a") as file:
+        file.write(" ")
+    assert store.find("a") is not None
+
+
+def test_a_copy_without_links_is_a_copy(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: str) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    add(store, "mlxcel/a")
+    made = store.copy("a", "someone/b")
+    assert not (made.path / "model.safetensors").samefile(store.models / "mlxcel/a/model.safetensors")
+    check_complete(made.path)
+
+
+def test_a_copy_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(source: str, destination: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    add(store, "mlxcel/a")
+    monkeypatch.setattr("shutil.copy2", full)
+    with pytest.raises(ModelError, match="No space left on device"):
+        store.copy("a", "b")
+    assert [entry.name for entry in store.list()] == ["mlxcel/a"]
+    assert list((store.models / "local").iterdir()) == []
+
+
+def test_what_is_not_whole_is_not_copied(store: Store) -> None:
+    add(store, "mlxcel/a")
+    (store.models / "mlxcel/a/model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelIncomplete):
+        store.copy("a", "b")
+    assert list(store.models.glob("local/*")) == []
+
+
+@pytest.mark.parametrize("name", ["../x", "", ".x", "a/b/c", "a/.b", "x y"])
+def test_no_copy_leads_out_of_the_store(store: Store, name: str) -> None:
+    add(store, "mlxcel/a")
+    with pytest.raises(ModelError, match="no name for a model"):
+        store.copy("a", name)
+
+
+def test_two_copies_that_cross_do_not_wait_for_each_other(store: Store) -> None:
+    add(store, "one/a")
+    add(store, "one/b")
+
+    def cross(number: int) -> None:
+        names = [("one/a", "one/b"), ("one/b", "one/a")][number]
+        for _ in range(20):
+            with pytest.raises(ModelError, match="already"):
+                store.copy(*names)
+            store.remove(store.copy(names[0], f"copy{number}").name)
+
+    in_threads(2, cross)
+    assert [entry.name for entry in store.list()] == ["one/a", "one/b"]
+
+
+def test_a_folder_outside_is_built_beside_its_place(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "[made]" / "here"
+    with pytest.raises(ModelIncomplete), store.begin_outside(folder):
+        pass
+    assert list(folder.parent.iterdir()) == []
+    stale, other = (folder.parent / f".{name}.0123abcd.partial" for name in ("here", "there"))
+    for left in (stale, other):
+        left.mkdir()
+    with store.begin_outside(folder) as staging:
+        assert not stale.exists()
+        assert staging.parent == folder.parent
+        assert not folder.exists()
+        fill(staging)
+    assert sorted(path.name for path in folder.parent.iterdir()) == [other.name, "here"]
+    assert not (folder / MANIFEST).exists()
+    assert store.list() == []

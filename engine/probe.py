@@ -35,11 +35,15 @@ BY_HANDLES = ("spans", "rows")  # modes whose attention runs on what is stored
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The mode chosen, why, and the prefill rate seen while trying (prompt tokens per second)."""
+    """The mode chosen, why, and the prefill rate seen while trying (prompt tokens per second).
+
+    `hidden_size` is that of the states in front of the output head, 0 where it is not found, None: not known yet.
+    """
 
     mode: str
     reason: str
     tokens_per_s: float
+    hidden_size: int | None = None
 
 
 ChooseForward = Callable[[Verdict | None, Any, int], tuple[Forward, Verdict]]
@@ -113,7 +117,13 @@ class Verdicts:
     def find(self, checkpoint: Path, kernels: str) -> Verdict | None:
         try:
             said = self._remembered.read(fingerprint(checkpoint, said=(kernels,)))
-            verdict = Verdict(str(said["mode"]), str(said["reason"]), float(said["tokens_per_s"]))
+            hidden_size = said["hidden_size"]
+            verdict = Verdict(
+                str(said["mode"]),
+                str(said["reason"]),
+                float(said["tokens_per_s"]),
+                None if hidden_size is None else int(hidden_size),
+            )
             return verdict if verdict.mode in MODES else None
         except (OSError, ValueError, KeyError, TypeError):
             return None

@@ -196,16 +196,18 @@ class Engine:
         return self._plan(self.prompts.held)
 
     def _plan(self, held: Held) -> PrefillPlan:
+        whole = not self._forward.cuts
         return PrefillPlan(
-            fixed_tokens=self.config.prefill_chunk_size,
+            fixed_tokens=self.context_length if whole else self.config.prefill_chunk_size,
             on_grid=self._forward.on_grid,
             tokens_per_s=self.verdict.tokens_per_s,
             held=held,
-            fits=self.room.most_tokens,
+            fits=None if whole else self.room.most_tokens,
             block_tokens=self.prompts.block_tokens,
             keeps_whole=self.prompts.keeps_whole,
             max_batch=self.config.max_batch_prefill,
-            max_batch_tokens=self.config.max_batch_prefill_tokens,
+            max_batch_tokens=self.config.max_batch_prefill_tokens
+            or (self.config.prefill_chunk_size if whole else 0),
             mixed_tokens=self.config.mixed_step,
         )
 

@@ -71,7 +71,7 @@ class Span:
 
 
 class Forward(Protocol):
-    """One way to run spans. `on_grid`: results depend on where a prompt is cut.
+    """One way to run spans. `on_grid`: results depend on where a prompt is cut; without `cuts` it must not be.
 
     Where `stores` says that rows of ours keep keys and values, `cache_dtype` is the type that they are stored in,
     or None: their own. `by_handles`: attention is run on what is stored, not on arrays given to the model.
@@ -80,6 +80,7 @@ class Forward(Protocol):
 
     name: str
     on_grid: bool
+    cuts: bool
     batches: bool
     cache_dtype: mx.Dtype | None
     stores: bool
@@ -109,6 +110,7 @@ class SpansForward:
 
     name = "spans"
     on_grid = False
+    cuts = True
     batches = True
     cache_dtype: mx.Dtype | None = None
     stores = True
@@ -154,7 +156,7 @@ class SpansForward:
         ends = [place.start + at for place, span in zip(batch.places, spans, strict=True) for at in _sampled(span)]
         with self._selection.of(ends, axis=0) as hidden:
             logits: mx.array = self._model(ids, cache=caches)
-            _pool(spans, hidden, axis=0)
+            pool(spans, hidden, axis=0)
         _advance(spans)
         way = "by_row" if batch.by_row else "fused"
         self.launches.count(f"{_kept(spans)}_{way}", (span.storage for span in spans))
@@ -171,6 +173,7 @@ class RowsForward:
 
     name = "rows"
     on_grid = True
+    cuts = True
     batches = True
     cache_dtype: mx.Dtype | None = None
     pages: Pages | None = None
@@ -217,7 +220,7 @@ class RowsForward:
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
         with self._selection.of(None, axis=0) as hidden:
             logits = self._model(ids, cache=caches)[:, -1, :]
-            _pool(spans, hidden, axis=0)
+            pool(spans, hidden, axis=0)
         _keep(caches, spans)
         _advance(spans)
         way = "gathered" if self._gathered else "by_row" if batch.by_row else "fused"
@@ -238,6 +241,7 @@ class AloneForward:
 
     name = "alone"
     on_grid = True
+    cuts = True
     batches = False
     cache_dtype: mx.Dtype | None = None
     stores = False
@@ -267,7 +271,7 @@ def _run_alone(model: Any, selection: HeadSelection, span: Span, caches: Sequenc
     last = _sampled(span)
     with selection.of(last, axis=1) as hidden:
         logits: mx.array = model(span.ids()[None], cache=caches)[0]
-        _pool([span], hidden, axis=1)
+        pool([span], hidden, axis=1)
     _advance([span])
     return _only(logits, last)
 
@@ -307,7 +311,7 @@ def _keep(views: Sequence[Any], spans: Sequence[Span]) -> None:
         keep_states_of(view, layers)
 
 
-def _pool(spans: Sequence[Span], hidden: Sequence[mx.array], *, axis: int) -> None:
+def pool(spans: Sequence[Span], hidden: Sequence[mx.array], *, axis: int) -> None:
     """Give those who want them the `hidden` states that the model's head was given; `axis` is the tokens' own."""
     if all(span.pooled is None for span in spans):
         return

@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.adapter import HeadSelection, select_before_head
+from engine.encoder.encoder import Encoder
+from engine.encoder.forward import WholeForward
 from engine.errors import ModelError
 from engine.forward import AloneForward, Forward, RowsForward, Span, SpansForward
 from engine.remembered import Remembered, fingerprint
@@ -99,7 +101,11 @@ def forward_of(model: Any, vocab_size: int, verdict: Verdict) -> Forward:
 
 
 def forward_by(known: Verdict | None, model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
-    """The forward that an earlier probe chose or, where there was none, one chooses now. Raises as `probe`."""
+    """The forward that an earlier probe chose or, where there was none, one chooses now; an encoder has but one.
+    Raises as `probe`.
+    """
+    if isinstance(model, Encoder):
+        return WholeForward(model), Verdict(WholeForward.name, "an encoder sees a text as a whole", 0.0)
     if known is None:
         return probe(model, vocab_size)
     return forward_of(model, vocab_size, known), known

@@ -42,28 +42,29 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """`pooling` None: the checkpoint does not say. `layers` come between pooling and vector. `refused` is why it
-    gives no vectors here, if it gives none.
-    """
+    """`layers` come between pooling and vector. `refused` is why it gives no vectors here, if it gives none."""
 
-    pooling: Pooling | None = None
+    pooling: Pooling = "last"
     layers: tuple[Dense, ...] = ()
     refused: str = ""
 
-    def embedding(self, hidden_size: int, *, default: Pooling = "last") -> Embedding | None:
+    def embedding(self, hidden_size: int) -> Embedding | None:
         """The whole vector where hidden states have `hidden_size` numbers, None where there are none."""
         if not hidden_size or self.refused:
             return None
         size = int(self.layers[-1].weight.shape[0]) if self.layers else hidden_size
-        return Embedding(size, self.pooling or default)
+        return Embedding(size, self.pooling)
 
 
-def sentence_of(path: Path) -> Sentence:
-    """What the checkpoint folder `path` says. Raises ModelError for files that cannot be read."""
+def sentence_of(path: Path, default: Pooling = "last") -> Sentence:
+    """What the checkpoint folder `path` says; `default` is how it pools where it does not say.
+
+    Raises ModelError for files that cannot be read.
+    """
     file = path / MODULES
     if not file.is_file():
-        return Sentence()
-    pooling: Pooling | None = None
+        return Sentence(default)
+    pooling = default
     layers: list[Dense] = []
     for module in _modules(file):
         kind = str(module.get("type", "")).rpartition(".")[2]

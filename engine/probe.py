@@ -130,7 +130,7 @@ class Verdicts:
                 float(said["tokens_per_s"]),
                 None if hidden_size is None else int(hidden_size),
             )
-            return verdict if verdict.mode in MODES else None
+            return verdict if verdict.mode in (*MODES, WholeForward.name) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

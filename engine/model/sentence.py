@@ -71,13 +71,13 @@ def sentence_of(path: Path, default: Pooling = "last") -> Sentence:
         folder = path / Path(str(module.get("path", ""))).name
         try:
             if kind == "Pooling":
-                pooling = _pooling(read_json(folder / "config.json"))
+                pooling = _pooling(_said(folder))
             elif kind == "Dense":
                 layers.append(_dense(folder))
             elif kind not in ("Transformer", "Normalize"):
-                raise _Unknown(f"its module {kind or module}")
+                raise _Unknown(f"its module {kind or module} is not known here")
         except _Unknown as unknown:
-            return Sentence(refused=f"{unknown} is not known here")
+            return Sentence(refused=str(unknown))
     return Sentence(pooling, tuple(layers))
 
 
@@ -95,19 +95,27 @@ class _Unknown(Exception):
     """A part of a checkpoint's pipeline that nothing here computes."""
 
 
+def _said(folder: Path) -> dict[str, Any]:
+    """The configuration of the module in `folder`; one who copies checkpoints may not have looked into folders."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise _Unknown(f"{folder.name}/{file.name} is missing")
+    return read_json(file)
+
+
 def _pooling(said: Mapping[str, Any]) -> Pooling:
     named = [_FIELDS.get(name, name) for name, on in said.items() if name.startswith("pooling_mode_") and on]
     named = named or [str(said.get("pooling_mode", ""))]
     if len(named) != 1 or named[0] not in _POOLINGS:
-        raise _Unknown(f"its pooling {' with '.join(named) or 'of no kind'}")
+        raise _Unknown(f"its pooling {' with '.join(named) or 'of no kind'} is not known here")
     return _POOLINGS[named[0]]
 
 
 def _dense(folder: Path) -> Dense:
-    said = read_json(folder / "config.json")
+    said = _said(folder)
     activation = str(said.get("activation_function", "")).rpartition(".")[2] or "Identity"
     if activation not in _ACTIVATIONS:
-        raise _Unknown(f"the activation {activation} of its dense layer")
+        raise _Unknown(f"the activation {activation} of its dense layer is not known here")
     try:
         given = mx.load(str(folder / "model.safetensors"))
         assert isinstance(given, dict), "safetensors are named"

@@ -8,6 +8,7 @@ import struct
 import numpy as np
 import pytest
 
+from tests.encoders import write_encoder
 from tests.engine.model.test_base import headless
 from tests.serving import CHAT, COMPLETIONS, MESSAGES, RESPONSES, served, tokens_of
 from tests.tiny import write_checkpoint
@@ -212,9 +213,13 @@ async def test_a_model_without_a_head_that_is_seen_refuses(tiny, monkeypatch):
         assert (await service.answer(COMPLETIONS, {"prompt": "a", "max_tokens": 1}))["choices"]
 
 
-async def test_a_model_without_an_output_head_continues_nothing(tmp_path):
+@pytest.mark.parametrize("kind", ["headless", "encoder"])
+async def test_a_model_made_for_embeddings_continues_nothing(tmp_path, kind):
     turn = [{"role": "user", "content": "Hi"}]
-    async with served(headless(write_checkpoint(tmp_path / "base"))) as service:
+    folder = tmp_path / kind
+    async with served(
+        headless(write_checkpoint(folder)) if kind == "headless" else write_encoder(folder)
+    ) as service:
         assert len((await service.answer(EMBEDDINGS, {"input": "a"}))["data"]) == 1
         for path, body in {
             COMPLETIONS: {"prompt": "a"},
@@ -226,3 +231,15 @@ async def test_a_model_without_an_output_head_continues_nothing(tmp_path):
             response = await service.post(path, body)
             assert response.status_code == 501, response.text
             assert "embeddings" in response.json()["error"]["message"]
+
+
+async def test_an_encoder_answers_many_as_each_alone(tmp_path):
+    texts = [f"{i} " + "x" * (i * 7 % 40) for i in range(30)]
+    async with served(write_encoder(tmp_path / "bert")) as service:
+        alone = [vectors_of(await service.answer(EMBEDDINGS, {"input": text}))[0] for text in texts]
+        answer = await service.answer(EMBEDDINGS, {"input": texts})
+        assert vectors_of(answer) == alone
+        error = await error_of(service, {"input": "x" * 65})
+        assert error["code"] == "context_length_exceeded"
+        for path in ("/slots", "/props", "/v1/models", "/metrics", "/v1/cache/stats", "/health/ready"):
+            assert (await service.client.get(path)).status_code == 200, path

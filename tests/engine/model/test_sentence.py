@@ -77,6 +77,11 @@ def test_another_module_is_refused_by_name(tmp_path):
     assert "its module LSTM" in sentence_of(write(tmp_path / "m", module("1_LSTM", "LSTM"))).refused
 
 
+def test_a_folder_that_was_not_copied_is_missed_by_name(tmp_path):
+    sentence = sentence_of(write(tmp_path / "m", module("1_Pooling", "Pooling")))
+    assert sentence.refused == "1_Pooling/config.json is missing"
+
+
 @pytest.mark.parametrize("text", ["{}", "[1]", "nothing"])
 def test_what_cannot_be_read_is_an_error(tmp_path, text):
     (tmp_path / "modules.json").write_text(text)

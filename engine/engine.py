@@ -26,6 +26,7 @@ from engine.model.store import default_home
 from engine.notes import cache_note, context_note, mixing_notes
 from engine.opening import Opening
 from engine.plan import Held, Piece, PrefillPlan, Tick
+from engine.pooling import Pooler, hidden_size
 from engine.probe import ChooseForward, Verdict, Verdicts, forward_by
 from engine.remembered import Remembered
 from engine.request import (
@@ -84,7 +85,6 @@ class Engine:
         self._finish = FinishStep(self.language.tokens.decode, loaded.eos_token_ids)
         self._masks = Masks()
         self._forward, verdict = choose_forward(verdict, loaded.model, loaded.vocab_size)
-        self.verdict = verdict
         if config.cache_dtype != "auto" and not self._forward.stores:
             raise ConfigError(
                 "cache_dtype",
@@ -93,6 +93,10 @@ class Engine:
             )
         compiled = functions.are_used_by(loaded.model) and self._forward.by_handles
         self._forward.cache_dtype = dtype.chosen(config.cache_dtype, compiled=compiled)
+        size = hidden_size(self._forward) if verdict.hidden_size is None else verdict.hidden_size
+        self.verdict = replace(verdict, hidden_size=size)
+        self.pooler = Pooler(loaded.sentence, size)
+        self.continues = loaded.continues
         self.num_slots = config.num_slots(batches=self._forward.batches)
         self.context_length = config.slot_context(loaded.context_length, self.num_slots)
         self._speculation = speculation_of(
@@ -122,6 +126,8 @@ class Engine:
             vocab_size=loaded.vocab_size,
             context_length=self.context_length,
             end_tokens=loaded.eos_token_ids,
+            embedding=self.pooler.embedding,
+            continues=self.continues,
         )
         self._cold_plan = self._plan(lambda row, reproduces: 0)
         self.verifier = Verifier(
@@ -190,16 +196,18 @@ class Engine:
         return self._plan(self.prompts.held)
 
     def _plan(self, held: Held) -> PrefillPlan:
+        whole = not self._forward.cuts
         return PrefillPlan(
-            fixed_tokens=self.config.prefill_chunk_size,
+            fixed_tokens=self.context_length if whole else self.config.prefill_chunk_size,
             on_grid=self._forward.on_grid,
             tokens_per_s=self.verdict.tokens_per_s,
             held=held,
-            fits=self.room.most_tokens,
+            fits=None if whole else self.room.most_tokens,
             block_tokens=self.prompts.block_tokens,
             keeps_whole=self.prompts.keeps_whole,
             max_batch=self.config.max_batch_prefill,
-            max_batch_tokens=self.config.max_batch_prefill_tokens,
+            max_batch_tokens=self.config.max_batch_prefill_tokens
+            or (self.config.prefill_chunk_size if whole else 0),
             mixed_tokens=self.config.mixed_step,
         )
 
@@ -258,6 +266,8 @@ class Engine:
         for piece in flying.pieces:
             self._events.append(Progress(piece.row, piece.stop, len(piece.row.prefill_tokens)))
             self.prompts.stored(piece.row)
+            if piece.is_last and piece.row.pooled is not None:
+                self._events.append(self._embedded(piece.row, now_s))
         measured = flying.measures.read(tokens)
         num_taken, at = {}, 0
         for row in flying.rows:
@@ -279,6 +289,16 @@ class Engine:
             if piece.is_last and piece.row.request.hands_over and piece.row.finish_reason is None:
                 piece.row.is_leaving = True
                 self._events.append(Handed(piece.row, self.transfer.departing(piece.row.storage)))
+
+    def _embedded(self, row: Row, now_s: float) -> Event:
+        """End a row whose prompt is stored with its vector."""
+        try:
+            embedded = self.pooler.end(row, now_s)
+        except StepFailed as fault:
+            return self._fail_row(row, fault)
+        row.finish_reason = "stop"
+        self.release(row)
+        return embedded
 
     def _take(self, row: Row, draft: Sequence[int], drawn: Iterable[tuple[int, Measured]], now_s: float) -> int:
         """Put what was drawn through the finish step: the row's next token, and those behind tokens of its
@@ -390,7 +410,7 @@ class Engine:
         self._speculation.forget(row)
         if row.storage is not None:
             row.storage.free()
-        row.storage = None
+        row.storage = row.pooled = None
 
     def close(self) -> None:
         """Drop everything; called on the engine's thread."""
@@ -416,17 +436,16 @@ class Engine:
         """
         spans, sampled = [], []
         for piece in pieces:
-            row = piece.row
-            spans.append(
-                Span(row.storage, row.prefill_tokens[piece.start : piece.stop], num_sampled=int(piece.is_last))
-            )
+            row, is_sampled = piece.row, _is_sampled(piece)
+            tokens = row.prefill_tokens[piece.start : piece.stop]
+            spans.append(Span(row.storage, tokens, num_sampled=int(is_sampled), pooled=row.pooled))
             row.cursor = piece.stop
-            if piece.is_last:
+            if is_sampled:
                 sampled.append(row)
         for i, row in enumerate(rows):
             draft = drafts.get(row, ())
-            tokens = [*row.output[-1:], *draft] if unread is None else unread[i : i + 1]
-            spans.append(Span(row.storage, tokens, num_sampled=1 + len(draft)))
+            last = [*row.output[-1:], *draft] if unread is None else unread[i : i + 1]
+            spans.append(Span(row.storage, last, num_sampled=1 + len(draft)))
             sampled.append(row)
         masks_of = self._masks.begin(sampled)
         logits = self._forward.run(spans)
@@ -442,7 +461,7 @@ class Engine:
             else mx.zeros((0,), mx.int32)
         )
         measures = measure(logits, drawn, draws, [row.request.top_logprobs for row, _ in behind])
-        ended = [piece.row for piece in pieces if piece.is_last]
+        ended = [piece.row for piece in pieces if _is_sampled(piece)]
         for i, row in enumerate(ended):
             self.prompts.reached(row, logits[i : i + 1])
         hits = tuple(
@@ -452,6 +471,7 @@ class Engine:
         )
         results = [drawn, *measures.arrays, *(row for _, _, row in hits)]
         results += [array for span in spans for array in span.storage.arrays()]
+        results += [array for piece in pieces if piece.row.pooled for array in piece.row.pooled.arrays()]
         if self._lookahead:
             mx.async_eval(results)  # type: ignore[no-untyped-call]
         else:
@@ -471,6 +491,7 @@ class Engine:
             self.prompts.adopt(row, start, self._forward.open(), reproduces=reproduces)
         elif row.storage is None:
             row.storage = self._forward.open()
+        self.pooler.begin(row)
         if is_new:
             self.prompts.begun(row)
 
@@ -508,3 +529,8 @@ class Engine:
         self._read()
         if following is not None and any(row.finish_reason is None for row in following.rows):
             self._in_flight = following
+
+
+def _is_sampled(piece: Piece) -> bool:
+    """Whether a token is drawn behind `piece`."""
+    return piece.is_last and piece.row.request.embedding is None

@@ -16,6 +16,8 @@ A person's fault is a type below `UserError`, whose message can be shown as it i
     │       ├── ContextLengthExceeded
     │       ├── NeverFits
     │       ├── NoChatTemplate
+    │       ├── NoEmbeddings
+    │       ├── EmbeddingsOnly
     │       └── TemplateFailed
     └── EngineFault
         ├── QueueFull               too many requests wait already
@@ -77,15 +79,20 @@ class RequestError(UserError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt leaves no room in the context for even one new token."""
+    """The prompt leaves no room in the context for even the `num_new` tokens that have to follow it."""
 
     def __init__(
-        self, prompt_tokens: int, context_tokens: int, *, param: str = "messages", at_least: bool = False
+        self,
+        prompt_tokens: int,
+        context_tokens: int,
+        *,
+        param: str = "messages",
+        at_least: bool = False,
+        num_new: int = 1,
     ) -> None:
         super().__init__(
             f"the prompt has {'at least ' if at_least else ''}{prompt_tokens} tokens and the context holds "
-            f"{context_tokens}, "
-            "the prompt and at least one new token included",
+            f"{context_tokens}" + (", the prompt and at least one new token included" if num_new else ""),
             param=param,
         )
         self.prompt_tokens = prompt_tokens
@@ -101,6 +108,14 @@ class NeverFits(RequestError):
 
 class NoChatTemplate(RequestError):
     """The checkpoint is a base model: it has no chat template."""
+
+
+class NoEmbeddings(RequestError):
+    """The model gives no embeddings, or not this kind."""
+
+
+class EmbeddingsOnly(RequestError):
+    """The model gives embeddings and continues nothing."""
 
 
 class TemplateFailed(RequestError):

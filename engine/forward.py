@@ -28,17 +28,30 @@ class ModeUnfit(Exception):
     """The model's layers keep something that this mode cannot."""
 
 
+class HeadNotFound(Exception):
+    """The model has no output head that could be seen, so its hidden states are not known."""
+
+
+class Pools(Protocol):
+    """Whoever wants the hidden states of a row's tokens."""
+
+    def take(self, hidden: mx.array) -> None:
+        """Those of its next tokens, `[n, size]`, unevaluated."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """A row's next tokens: ids, or an int array `[n]` whose values nobody has read yet.
 
     `num_sampled`: behind how many of the last of them logits are wanted. Without tokens they are those that the
-    storage came with.
+    storage came with. `pooled` is given the hidden states of all of them, in front of the output head.
     """
 
     storage: Any
     tokens: Sequence[int] | mx.array
     num_sampled: int
+    pooled: Pools | None = None
 
     @property
     def count(self) -> int:
@@ -58,7 +71,7 @@ class Span:
 
 
 class Forward(Protocol):
-    """One way to run spans. `on_grid`: results depend on where a prompt is cut.
+    """One way to run spans. `on_grid`: results depend on where a prompt is cut; without `cuts` it must not be.
 
     Where `stores` says that rows of ours keep keys and values, `cache_dtype` is the type that they are stored in,
     or None: their own. `by_handles`: attention is run on what is stored, not on arrays given to the model.
@@ -67,6 +80,7 @@ class Forward(Protocol):
 
     name: str
     on_grid: bool
+    cuts: bool
     batches: bool
     cache_dtype: mx.Dtype | None
     stores: bool
@@ -84,7 +98,10 @@ class Forward(Protocol):
         ...
 
     def run(self, spans: Sequence[Span]) -> mx.array:
-        """Logits `[S, vocab]` behind the S sampled tokens, unevaluated; every span's storage is advanced."""
+        """Logits `[S, vocab]` behind the S sampled tokens, unevaluated; every span's storage is advanced.
+
+        Raises HeadNotFound where hidden states are wanted and not known.
+        """
         ...
 
 
@@ -93,6 +110,7 @@ class SpansForward:
 
     name = "spans"
     on_grid = False
+    cuts = True
     batches = True
     cache_dtype: mx.Dtype | None = None
     stores = True
@@ -136,8 +154,9 @@ class SpansForward:
         caches = _views(spans, lambda layers: layer(batch, layers))
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
         ends = [place.start + at for place, span in zip(batch.places, spans, strict=True) for at in _sampled(span)]
-        with self._selection.of(ends, axis=0):
+        with self._selection.of(ends, axis=0) as hidden:
             logits: mx.array = self._model(ids, cache=caches)
+            pool(spans, hidden, axis=0)
         _advance(spans)
         way = "by_row" if batch.by_row else "fused"
         self.launches.count(f"{_kept(spans)}_{way}", (span.storage for span in spans))
@@ -154,6 +173,7 @@ class RowsForward:
 
     name = "rows"
     on_grid = True
+    cuts = True
     batches = True
     cache_dtype: mx.Dtype | None = None
     pages: Pages | None = None
@@ -197,7 +217,10 @@ class RowsForward:
             return SpanLayer(batch, layers)
 
         caches = _views(spans, attention)
-        logits = self._model(mx.concatenate([span.ids() for span in spans])[:, None], cache=caches)[:, -1, :]
+        ids = mx.concatenate([span.ids() for span in spans])[:, None]
+        with self._selection.of(None, axis=0) as hidden:
+            logits = self._model(ids, cache=caches)[:, -1, :]
+            pool(spans, hidden, axis=0)
         _keep(caches, spans)
         _advance(spans)
         way = "gathered" if self._gathered else "by_row" if batch.by_row else "fused"
@@ -218,6 +241,7 @@ class AloneForward:
 
     name = "alone"
     on_grid = True
+    cuts = True
     batches = False
     cache_dtype: mx.Dtype | None = None
     stores = False
@@ -245,8 +269,9 @@ class AloneForward:
 def _run_alone(model: Any, selection: HeadSelection, span: Span, caches: Sequence[Any]) -> mx.array:
     """One span as one sequence `[1, n]` over `caches`: logits `[num_sampled, vocab]`."""
     last = _sampled(span)
-    with selection.of(last, axis=1):
+    with selection.of(last, axis=1) as hidden:
         logits: mx.array = model(span.ids()[None], cache=caches)[0]
+        pool([span], hidden, axis=1)
     _advance([span])
     return _only(logits, last)
 
@@ -284,6 +309,18 @@ def _keep(views: Sequence[Any], spans: Sequence[Span]) -> None:
     """Give recurrent states back to their rows."""
     for view, layers in zip(views, zip(*(span.storage.layers for span in spans), strict=True), strict=True):
         keep_states_of(view, layers)
+
+
+def pool(spans: Sequence[Span], hidden: Sequence[mx.array], *, axis: int) -> None:
+    """Give those who want them the `hidden` states that the model's head was given; `axis` is the tokens' own."""
+    if all(span.pooled is None for span in spans):
+        return
+    if not hidden:
+        raise HeadNotFound
+    states = hidden[-1].squeeze(1 - axis)
+    for span, place in zip(spans, _places(spans), strict=True):
+        if span.pooled is not None:
+            span.pooled.take(states[place.start : place.start + place.count])
 
 
 def _advance(spans: Sequence[Span]) -> None:

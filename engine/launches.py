@@ -17,6 +17,7 @@ WAYS = {
     "dense_recorded": "dense: recorded step",
     "dense_by_row": "dense: one launch for each row",
     "dense_gathered": "dense: rows side by side, padded and masked",
+    "whole": "whole texts in one call of the model, nothing kept",
     "alone": "dense: one call of the model for each row",
 }
 

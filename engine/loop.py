@@ -26,6 +26,8 @@ from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
 from engine.request import (
     PRIORITIES,
+    Embedded,
+    Embedding,
     Event,
     Failed,
     Handed,
@@ -54,7 +56,8 @@ T = TypeVar("T")
 class ServedModel(Language):
     """What the rest of the process may know of the loaded model; safe to use from any thread.
 
-    `lacks` says why a prompt of so many tokens could never be stored, or None.
+    `lacks` says why a prompt of so many tokens could never be stored, or None. `embedding` is what an embedding is
+    where a request does not say, None where the model gives none; `continues`: it continues prompts.
     """
 
     context_length: int
@@ -65,6 +68,8 @@ class ServedModel(Language):
     lacks: Callable[[int], str | None]
     cuts_at_turns: bool = False
     storage_backend: str = "dense"
+    embedding: Embedding | None = None
+    continues: bool = True
 
     @classmethod
     def speaking(cls, language: Language, **said: Any) -> "ServedModel":
@@ -335,6 +340,8 @@ class EngineLoop:
             lacks=engine.memory.lacks,
             cuts_at_turns=engine.cuts_at_turns,
             storage_backend=engine.storage_backend,
+            embedding=engine.pooler.embedding,
+            continues=engine.continues,
         )
         scheduler = self._scheduler = Scheduler(
             engine.plan(),
@@ -548,6 +555,8 @@ def _outcome(event: Event | MlxcelError) -> Outcome | None:
     """How a request has ended with `event`, or None: it goes on."""
     if isinstance(event, Output):
         return event.finish_reason
+    if isinstance(event, Embedded):
+        return "stop"
     if isinstance(event, RequestError):
         return "refused"
     return None if isinstance(event, (Progress, Handed)) else "failed"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from engine.plan import Tick
-from engine.request import CacheStats, DraftCounts, Event, Output, Progress
+from engine.request import CacheStats, DraftCounts, Embedded, Event, Output, Progress
 
 Outcome = Literal["stop", "length", "cancelled", "failed", "refused", "handed_over"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
@@ -53,7 +53,7 @@ class Numbers:
     requests: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     prompt_tokens: int = 0  # stored by prefill pieces of rows that run for the first time
     recomputed_tokens: int = 0  # stored by those of rows that were preempted
-    prompt_s: float = 0.0  # from a row's start to its first token
+    prompt_s: float = 0.0  # from a row's start to its first token, or its vector
     completion_tokens: int = 0
     decode_steps: int = 0
     lookahead_steps: int = 0
@@ -130,6 +130,10 @@ class Metrics:
                         numbers.recomputed_tokens += stored.get(row, 0)
                     case Progress(row=row):
                         numbers.prompt_tokens += stored.get(row, 0)
+                    case Embedded(row=row):
+                        assert times.started_s is not None, "a row gave a vector before it ran"
+                        numbers.prompt_s += now_s - times.started_s
+                        numbers.longest_tokens = max(numbers.longest_tokens, len(row.request.prompt))
                     case Output(row=row):
                         self._token(times, now_s)
                         numbers.longest_tokens = max(

@@ -4,15 +4,17 @@ import secrets
 import time
 
 from engine.config import EngineConfig
-from engine.errors import ContextLengthExceeded, NeverFits, RequestError
+from engine.errors import ContextLengthExceeded, EmbeddingsOnly, NeverFits, NoEmbeddings, RequestError
 from engine.finish import FinishStep
 from engine.language import Language
-from engine.request import DraftCounts, Request, Row, Sampling
+from engine.request import DraftCounts, Embedding, Request, Row, Sampling
 from engine.sample.state import SamplerState
 
 
 class Opening:
-    """Opens the rows of one engine. `vocab_size` are the rows of its logits."""
+    """Opens the rows of one engine. `vocab_size` are the rows of its logits. `embedding` is the longest vector
+    that it gives, None: none; `continues`: it continues prompts.
+    """
 
     def __init__(
         self,
@@ -23,6 +25,8 @@ class Opening:
         vocab_size: int,
         context_length: int,
         end_tokens: frozenset[int],
+        embedding: Embedding | None,
+        continues: bool,
     ) -> None:
         self._config = config
         self._language = language
@@ -30,18 +34,25 @@ class Opening:
         self._vocab_size = vocab_size
         self._context_length = context_length
         self._end_tokens = end_tokens
+        self._embedding = embedding
+        self._continues = continues
 
     def row(self, request: Request, lacking: str | None, draft_kind: str) -> Row:
         """A row for `request`. Raises ContextLengthExceeded, NeverFits with what it is `lacking`, and RequestError
-        for a grammar that cannot be compiled, or an answer that has ended where it was begun.
+        for a grammar that cannot be compiled, or an answer that has ended where it was begun; NoEmbeddings and
+        EmbeddingsOnly.
         """
-        num_prompt = len(request.prompt)
-        if num_prompt >= self._context_length:
-            raise ContextLengthExceeded(num_prompt, self._context_length)
+        num_prompt, num_new = len(request.prompt), int(request.embedding is None)
+        if num_prompt + num_new > self._context_length:
+            raise ContextLengthExceeded(num_prompt, self._context_length, num_new=num_new)
         if lacking:
             raise NeverFits(lacking)
         assert num_prompt > 0, "an empty prompt is refused before"
         assert all(0 <= token < self._vocab_size for token in request.prompt), "prompt ids are checked before"
+        if request.embedding is not None:
+            return self._embedded(request, request.embedding)
+        if not self._continues:
+            raise EmbeddingsOnly("the model gives embeddings and continues nothing")
         bounds = [self._context_length - num_prompt]
         if request.max_tokens is not None:
             bounds.append(request.max_tokens)
@@ -61,6 +72,13 @@ class Opening:
         if request.resumed is not None:
             self._resume(row)
         return row
+
+    def _embedded(self, request: Request, asked: Embedding) -> Row:
+        """A row that gives a vector and no tokens."""
+        if self._embedding is None:
+            raise NoEmbeddings("the model gives no embeddings")
+        assert 0 < asked.num_dimensions <= self._embedding.num_dimensions, "dimensions are checked before"
+        return Row(request=request, limit_tokens=0, seed=0, text=None)
 
     def _resume(self, row: Row) -> None:
         resumed = row.request.resumed

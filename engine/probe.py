@@ -14,6 +14,8 @@ from typing import Any
 import mlx.core as mx
 
 from engine.cache.adapter import HeadSelection, select_before_head
+from engine.encoder.encoder import Encoder
+from engine.encoder.forward import WholeForward
 from engine.errors import ModelError
 from engine.forward import AloneForward, Forward, RowsForward, Span, SpansForward
 from engine.remembered import Remembered, fingerprint
@@ -35,11 +37,15 @@ BY_HANDLES = ("spans", "rows")  # modes whose attention runs on what is stored
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The mode chosen, why, and the prefill rate seen while trying (prompt tokens per second)."""
+    """The mode chosen, why, and the prefill rate seen while trying (prompt tokens per second).
+
+    `hidden_size` is that of the states in front of the output head, 0 where it is not found, None: not known yet.
+    """
 
     mode: str
     reason: str
     tokens_per_s: float
+    hidden_size: int | None = None
 
 
 ChooseForward = Callable[[Verdict | None, Any, int], tuple[Forward, Verdict]]
@@ -95,7 +101,11 @@ def forward_of(model: Any, vocab_size: int, verdict: Verdict) -> Forward:
 
 
 def forward_by(known: Verdict | None, model: Any, vocab_size: int) -> tuple[Forward, Verdict]:
-    """The forward that an earlier probe chose or, where there was none, one chooses now. Raises as `probe`."""
+    """The forward that an earlier probe chose or, where there was none, one chooses now; an encoder has but one.
+    Raises as `probe`.
+    """
+    if isinstance(model, Encoder):
+        return WholeForward(model), Verdict(WholeForward.name, "an encoder sees a text as a whole", 0.0)
     if known is None:
         return probe(model, vocab_size)
     return forward_of(model, vocab_size, known), known
@@ -113,8 +123,14 @@ class Verdicts:
     def find(self, checkpoint: Path, kernels: str) -> Verdict | None:
         try:
             said = self._remembered.read(fingerprint(checkpoint, said=(kernels,)))
-            verdict = Verdict(str(said["mode"]), str(said["reason"]), float(said["tokens_per_s"]))
-            return verdict if verdict.mode in MODES else None
+            hidden_size = said["hidden_size"]
+            verdict = Verdict(
+                str(said["mode"]),
+                str(said["reason"]),
+                float(said["tokens_per_s"]),
+                None if hidden_size is None else int(hidden_size),
+            )
+            return verdict if verdict.mode in (*MODES, WholeForward.name) else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -23,6 +23,7 @@ RESERVED_FOR_TEMPLATES = frozenset({
 })  # fmt: skip
 NO_LOGPROB = -9999.0  # what stands for a logarithm of zero, as in OpenAI's API
 GrammarKind = Literal["json", "regex", "cfg"]
+Pooling = Literal["last", "mean", "cls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,19 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """A vector in an answer's place: the hidden states that the output head would be given, those of the `last`
+    token, the `mean` of all, or those of the first, which some encoders call `cls`.
+
+    It is cut to its first `num_dimensions`, then brought to the length 1 where it `normalizes`.
+    """
+
+    num_dimensions: int
+    pooling: Pooling = "last"
+    normalizes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Resumed:
     """How far a request came elsewhere: it goes on behind the tokens `output`, which somebody has already.
 
@@ -161,7 +175,8 @@ class Request:
     `top_logprobs` asks for the logprob of each new token, and of that many in its place. `loops` ends an answer.
     `markup` is that of the answer, where it has any: stop strings then match what is said in it and nothing else.
     `thinking` bounds its reasoning. One that is `resumed` began elsewhere, one that `hands_over` leaves with what
-    is stored when its next token is there.
+    is stored when its next token is there. With an `embedding` it ends with its prompt, and shares nothing: the
+    hidden states of what is adopted are not there any more.
     """
 
     id: str
@@ -183,6 +198,7 @@ class Request:
     thinking: ThinkingBudget | None = None
     resumed: Resumed | None = None
     hands_over: bool = False
+    embedding: Embedding | None = None
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -190,9 +206,14 @@ class Request:
         whole = len(self.prompt)
         return self.boundaries if self.boundaries[-1:] == (whole,) else (*self.boundaries, whole)
 
+    @property
+    def shares(self) -> bool:
+        """Whether anything is taken from the prompt cache for it, or put into it."""
+        return self.cache_prompt and self.embedding is None
+
     def shares_with(self, other: "Request") -> bool:
         """Whether one may begin with what the other has stored."""
-        return self.cache_prompt and other.cache_prompt and self.cache_salt == other.cache_salt
+        return self.shares and other.shares and self.cache_salt == other.cache_salt
 
     @property
     def looks_back(self) -> bool:
@@ -238,6 +259,7 @@ class Row:
     drawn. `stop_string` is the one that ended it, if one did. `is_warm_up`: nobody asked for it yet.
     `num_drafted` are the tokens that it brings to the next step beside its last one; `drafts` counts those of
     all steps. `arriving` is what it begins with that was stored elsewhere; one that `is_leaving` is not run again.
+    `pooled` is what its embedding comes to so far, and belongs to the engine as `storage` does.
     """
 
     request: Request
@@ -247,6 +269,7 @@ class Row:
     sampler: Any = None
     constraint: Any = None
     storage: Any = None
+    pooled: Any = None
     cursor: int = 0
     num_cached: int = 0
     cache_miss: int | None = None
@@ -376,6 +399,15 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedded:
+    """The row has ended with its vector; `prompt_ms` is how long it ran."""
+
+    row: Row
+    vector: tuple[float, ...]
+    prompt_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Handed:
     """The row goes on elsewhere: what it has stored stays until whoever was told gives the row up."""
 
@@ -391,4 +423,4 @@ class Failed:
     error: MlxcelError
 
 
-Event = Progress | Output | Handed | Failed
+Event = Progress | Output | Embedded | Handed | Failed

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from engine.cache.ledger import Memory, Unbounded
 from engine.plan import Draft, Piece, PrefillPlan, Tick
-from engine.request import PRIORITIES, Event, Failed, Handed, Output, Row
+from engine.request import PRIORITIES, Embedded, Event, Failed, Handed, Output, Row
 from engine.speculate.drafts import Drafts, NoDrafts
 
 RISE_TICKS = 256
@@ -132,7 +132,7 @@ class Scheduler:
         self._settle_drafts(events)
         for event in events:
             match event:
-                case Failed(row=row) | Output(row=row, finish_reason="stop" | "length"):
+                case Failed(row=row) | Embedded(row=row) | Output(row=row, finish_reason="stop" | "length"):
                     self.remove(row)
                 case Handed(row=row):
                     self._take_leave(row)

@@ -25,6 +25,7 @@ from server.routes.common import Service, request_id_of
 from server.routes.completion import completion
 from server.routes.completions import completions
 from server.routes.drafts import draft_policy
+from server.routes.embeddings import embeddings
 from server.routes.messages import count_tokens, messages
 from server.routes.models import list_models, one_model
 from server.routes.native import props, slots
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 ROUTES = [
     Route("/v1/chat/completions", chat_completions, methods=["POST"]),
     Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/embeddings", embeddings, methods=["POST"]),
     Route("/v1/responses", responses, methods=["POST"]),
     Route("/v1/responses/{id}", kept_response, methods=["GET", "DELETE"]),
     Route("/v1/messages", messages, methods=["POST"]),

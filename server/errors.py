@@ -14,12 +14,14 @@ from starlette.responses import Response
 
 from engine.errors import (
     ContextLengthExceeded,
+    EmbeddingsOnly,
     EngineFault,
     EngineStopped,
     MlxcelError,
     ModelError,
     NeverFits,
     NoChatTemplate,
+    NoEmbeddings,
     QueueFull,
     RequestError,
     StepFailed,
@@ -132,6 +134,8 @@ _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (ContextLengthExceeded, _Face(400, _INVALID, "context_length_exceeded")),
     (NeverFits, _Face(400, _INVALID, "memory_exceeded")),
     (NoChatTemplate, _Face(400, _INVALID, "no_chat_template")),
+    (NoEmbeddings, _Face(501, "not_supported_error", "no_embeddings")),
+    (EmbeddingsOnly, _Face(501, "not_supported_error", "embeddings_only")),
     (ModelError, _Face(503, "server_error", "model_not_loaded")),
     (UserError, _Face(400, _INVALID)),
     (QueueFull, _Face(503, "server_error", "queue_full")),

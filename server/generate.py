@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import ContextLengthExceeded, MlxcelError, NeverFits, RequestError
+from engine.errors import ContextLengthExceeded, EmbeddingsOnly, MlxcelError, NeverFits, RequestError
 from engine.loop import ServedModel
 from engine.request import (
     DraftCounts,
@@ -224,14 +224,15 @@ async def chat_prompt(
 
     Raises RequestError.
     """
+    _check_continues(model)
 
     def render() -> tuple[str, list[int], tuple[int, ...]]:
         text = model.template.render(messages, tools=tools, arguments=arguments, continues=continues)
-        ids = _encode(model, text, add_special=False, param="messages")
+        ids = encode(model, text, add_special=False, param="messages")
         if not model.cuts_at_turns:
             return text, ids, ()
-        encode = functools.partial(_encode, model, add_special=False, param="messages")
-        return text, ids, model.template.boundaries(messages, ids, encode, tools=tools, arguments=arguments)
+        ids_of = functools.partial(encode, model, add_special=False, param="messages")
+        return text, ids, model.template.boundaries(messages, ids, ids_of, tools=tools, arguments=arguments)
 
     text, ids, boundaries = await bridge.text_work(render)
     markup = None
@@ -260,13 +261,14 @@ async def text_prompts(
     bridge: Bridge, model: ServedModel, prompts: Sequence[str | Sequence[int | str]], *, num_choices: int = 1
 ) -> Prompted:
     """Tokenize raw prompts, off the event loop; ids among them are taken as they are. Raises RequestError."""
+    _check_continues(model)
     _check_count(bridge, len(prompts), num_choices)
 
     def tokenize() -> list[Sequence[int]]:
         return [
             spliced(
                 [prompt] if isinstance(prompt, str) else prompt,
-                functools.partial(_encode, model, param="prompt"),
+                functools.partial(encode, model, param="prompt"),
                 add_special=True,
             )
             for prompt in prompts
@@ -285,14 +287,16 @@ def spliced(parts: Sequence[int | str], encode: Callable[..., list[int]], *, add
     return ids
 
 
-def _encode(model: ServedModel, text: str, *, add_special: bool, param: str) -> list[int]:
-    """Tokens of `text`; a text that is too long by its mere size is refused before it costs anything."""
+def encode(model: ServedModel, text: str, *, add_special: bool, param: str, num_new: int = 1) -> list[int]:
+    """Tokens of `text`; one that, by its mere size, leaves no room for `num_new` more is refused before it costs
+    anything.
+    """
     try:
         at_least = model.tokens.at_least(text)
     except UnicodeEncodeError as fault:
         raise RequestError(f"{param}: the text holds half a surrogate pair", param=param) from fault
-    if at_least >= model.context_length:
-        raise ContextLengthExceeded(at_least, model.context_length, param=param, at_least=True)
+    if at_least + num_new > model.context_length:
+        raise ContextLengthExceeded(at_least, model.context_length, param=param, at_least=True, num_new=num_new)
     return model.tokens.encode(text, add_special)
 
 
@@ -333,7 +337,7 @@ async def start(
     thinking = None if thinking_tokens is None else _budget(model, thinking_tokens)
     requests = []
     for ids in prompted.ids:
-        _check_ids(model, ids, prompted.param)
+        check_ids(model, ids, prompted.param)
         requests += [
             Request(
                 request_id,
@@ -414,11 +418,19 @@ def _check_count(bridge: Bridge, num_prompts: int, num_choices: int) -> None:
         )
 
 
-def _check_ids(model: ServedModel, ids: Sequence[int], param: str) -> None:
+def _check_continues(model: ServedModel) -> None:
+    if not model.continues:
+        raise EmbeddingsOnly(
+            "this model gives embeddings and continues nothing: ask /v1/embeddings", param="model"
+        )
+
+
+def check_ids(model: ServedModel, ids: Sequence[int], param: str, *, num_new: int = 1) -> None:
+    """Raise RequestError for a prompt that cannot run with `num_new` tokens behind it."""
     if not ids:
-        raise RequestError("the prompt has no tokens: there is nothing to continue", param=param)
-    if len(ids) >= model.context_length:
-        raise ContextLengthExceeded(len(ids), model.context_length, param=param)
+        raise RequestError("the prompt has no tokens: there is nothing to begin with", param=param)
+    if len(ids) + num_new > model.context_length:
+        raise ContextLengthExceeded(len(ids), model.context_length, param=param, num_new=num_new)
     if lacking := model.lacks(len(ids)):
         raise NeverFits(lacking, param=param)
     for token in ids:

@@ -17,6 +17,7 @@ from engine.request import PRIORITIES
 from server.auth import OPEN_PATHS
 from server.bodies import CompletionBody
 from server.chat import ChatBody, Message, Tool
+from server.embeddings import EmbeddingsBody
 from server.errors import Shape, shape_of
 from server.items import ResponsesBody
 from server.llama import DetokenizeBody, NativeCompletionBody, TemplateBody, TokenizeBody
@@ -30,7 +31,8 @@ REFERENCE = "#/components/schemas/"
 class Operation:
     """One route: what it is for, the body it takes, whether it generates, and what its query may hold.
 
-    An answer that is `endless` goes on until the client leaves.
+    An answer that is `endless` goes on until the client leaves; a request that is `prioritized` has an id and a
+    priority, as one that generates has.
     """
 
     summary: str
@@ -38,11 +40,13 @@ class Operation:
     generates: bool = False
     query: tuple[str, ...] = ()
     endless: bool = False
+    prioritized: bool = False
 
 
 OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation("the assistant's next turn", ChatBody, generates=True),
     ("POST", "/v1/completions"): Operation("the continuation of a text", CompletionBody, generates=True),
+    ("POST", "/v1/embeddings"): Operation("the vectors of texts", EmbeddingsBody, prioritized=True),
     ("POST", "/v1/responses"): Operation("the assistant's next turn, in items", ResponsesBody, generates=True),
     ("GET", "/v1/responses/{id}"): Operation("a response that is kept"),
     ("DELETE", "/v1/responses/{id}"): Operation("forget a response"),
@@ -177,7 +181,7 @@ def _parameters(path: str, operation: Operation) -> list[dict[str, Any]]:
         {"name": name, "in": "path", "required": True, "schema": text} for name in re.findall(r"{(\w+)}", path)
     ]
     parameters += [{"name": name, "in": "query", "schema": text} for name in operation.query]
-    if operation.generates:
+    if operation.generates or operation.prioritized:
         parameters.append({"name": "X-Priority", "in": "header", "schema": {"enum": list(PRIORITIES)}})
         parameters.append({"name": "X-Request-Id", "in": "header", "schema": text})
     return parameters

@@ -7,11 +7,29 @@ Its rows are freed within a tick. Knows no dialect.
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterator
+from typing import Protocol, TypeVar
 
 from engine.errors import MlxcelError
 from server.errors import Cancelled, TimedOut
-from server.generate import Answer
+from server.generate import Usage
 from server.sse import unless
+
+
+class UnderWay(Protocol):
+    """What has been begun for one request."""
+
+    usage: Usage
+
+    def fail(self, error: MlxcelError) -> None:
+        """Cancel what still runs, and raise `error` where it is waited for."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what still runs; harmless when repeated."""
+        ...
+
+
+Begun = TypeVar("Begun", bound=UnderWay)
 
 
 class Running:
@@ -19,14 +37,14 @@ class Running:
 
     def __init__(self) -> None:
         self._ended: asyncio.Future[MlxcelError] = asyncio.get_running_loop().create_future()
-        self._answer: Answer | None = None
+        self._answer: UnderWay | None = None
 
-    async def begun(self, beginning: Awaitable[Answer]) -> Answer:
-        """The answer that begins. Raises what ends the request before."""
-        self._answer = await unless(asyncio.shield(self._ended), beginning)
+    async def begun(self, beginning: Awaitable[Begun]) -> Begun:
+        """What begins. Raises what ends the request before."""
+        self._answer = answer = await unless(asyncio.shield(self._ended), beginning)
         if self._ended.done():
-            self._answer.fail(self._ended.result())
-        return self._answer
+            answer.fail(self._ended.result())
+        return answer
 
     def end(self, error: MlxcelError) -> None:
         """End it with `error`; harmless when repeated."""

@@ -89,17 +89,23 @@ class HeadSelection:
     def __init__(self) -> None:
         self._tokens: mx.array | None = None
         self._axis = 0
+        self._hidden: list[mx.array] = []
 
     @contextlib.contextmanager
-    def of(self, tokens: Sequence[int], *, axis: int) -> Iterator[None]:
-        """While the model is called; `axis` is that of the tokens in its hidden states."""
-        self._tokens, self._axis = mx.array(list(tokens), mx.int32), axis
+    def of(self, tokens: Sequence[int] | None, *, axis: int) -> Iterator[list[mx.array]]:
+        """While the model is called; `axis` is that of the tokens in its hidden states, and None selects all.
+
+        Gives the list that the hidden states of all tokens come to as the head is given them.
+        """
+        self._tokens = None if tokens is None else mx.array(list(tokens), mx.int32)
+        self._axis, self._hidden = axis, []
         try:
-            yield
+            yield self._hidden
         finally:
-            self._tokens = None
+            self._tokens, self._hidden = None, []
 
     def select(self, hidden: mx.array) -> mx.array:
+        self._hidden.append(hidden)
         return hidden if self._tokens is None else mx.take(hidden, self._tokens, axis=self._axis)
 
 

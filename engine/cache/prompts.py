@@ -270,7 +270,7 @@ class PromptCache:
             self._pages.check([row.storage for row in rows if row.storage is not None], self._tree.spans)
 
     def _serves(self, row: Row) -> bool:
-        return self.keeps and row.request.cache_prompt
+        return self.keeps and row.request.shares
 
     def _key(self, row: Row) -> Hashable:
         """Whose what is kept is. A prompt with turns is cut where one without is not."""

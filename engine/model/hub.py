@@ -32,6 +32,7 @@ IDENTITIES = ".identities.json"
 SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 TOKENIZERS = (*TOKENIZER_FILES, "*.tiktoken")
 WEIGHTS = "model*.safetensors"
+MODULES = "modules.json"
 PIECE_BYTES = 1 << 20
 ENDPOINT_HINT = (
     "name a mirror with HF_ENDPOINT, or a proxy with HTTPS_PROXY; what has come is kept for the next attempt"
@@ -41,6 +42,7 @@ _NAME = re.compile(
     r"(?:(?P<owner>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<name>[A-Za-z0-9_][A-Za-z0-9._-]*)"
     r"(?:@(?P<revision>[A-Za-z0-9_][A-Za-z0-9._/-]*))?"
 )
+_OF_MODULE = re.compile(r"[0-9]+_[A-Za-z0-9]+/(config\.json|model\.safetensors)")
 
 
 def silent(stage: str, done: int, total: int | None) -> None:
@@ -71,7 +73,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One commit of a repository: the files at its top, by name."""
+    """One commit of a repository: the files at its top, and those of its modules' folders, by name."""
 
     name: HubName
     commit: str
@@ -127,10 +129,13 @@ def resolve(name: HubName) -> Snapshot:
         if info.sha is None:
             raise FetchFailed(f"the hub names no commit of {name.entry}")
         tree = list(api.list_repo_tree(name.repository, revision=info.sha))
+        if any(file.path == MODULES for file in tree):
+            tree = list(api.list_repo_tree(name.repository, revision=info.sha, recursive=True))
     files = {
         file.path: HubFile(file.path, file.size, file.lfs.sha256 if file.lfs else file.blob_id)
         for file in tree
-        if isinstance(file, RepoFile) and _any(file.path, (*SMALL_FILES, "*.safetensors"))
+        if isinstance(file, RepoFile)
+        and (_any(file.path, (*SMALL_FILES, "*.safetensors")) or _OF_MODULE.fullmatch(file.path))
     }
     has_weights = INDEX in files or fnmatch.filter(files, WEIGHTS)
     if "config.json" not in files or not has_weights or not any(_any(file, TOKENIZERS) for file in files):
@@ -149,7 +154,9 @@ def fetch(snapshot: Snapshot, folder: Path, progress: Progress) -> None:
     """
     parts = folder / PARTS_FOLDER
     parts.mkdir(exist_ok=True)
-    small = [file for name, file in snapshot.files.items() if _any(name, SMALL_FILES)]
+    small = [
+        file for name, file in snapshot.files.items() if _any(name, SMALL_FILES) or _OF_MODULE.fullmatch(name)
+    ]
     weights = [snapshot.files[name] for name in fnmatch.filter(snapshot.files, WEIGHTS)]
     if INDEX in snapshot.files:
         _bring(snapshot, [snapshot.files[INDEX]], folder, silent)
@@ -198,14 +205,15 @@ def _indexed(snapshot: Snapshot, folder: Path) -> list[HubFile]:
 
 
 def _part_name(file: HubFile) -> str:
-    return f"{file.name}.{file.identity}"
+    return f"{file.name.replace('/', '--')}.{file.identity}"
 
 
 def _forget_others(folder: Path, parts: Path, files: list[HubFile]) -> None:
     """Delete what an attempt at another commit left: files of other names, parts of other content."""
-    named, identified = {file.name for file in files} | {parts.name}, {_part_name(file) for file in files}
-    for path in (*folder.iterdir(), *parts.iterdir()):
-        if path.name not in (identified if path.parent == parts else named):
+    named, identified = {file.name for file in files}, {_part_name(file) for file in files}
+    for path in list(folder.rglob("*")):
+        inside = path.relative_to(folder).as_posix()
+        if path.is_file() and (path.name not in identified if path.parent == parts else inside not in named):
             path.unlink()
 
 
@@ -223,6 +231,7 @@ def _bring(snapshot: Snapshot, files: list[HubFile], folder: Path, progress: Pro
             if not _holds(part, file):
                 part.unlink()
                 raise FetchFailed(f"{file.name} of {snapshot.name.entry} came with content the hub does not list")
+            target.parent.mkdir(exist_ok=True)
             os.replace(part, target)
         before += file.size_bytes
         progress(stage, before, total)

@@ -14,6 +14,8 @@ from mlx.utils import tree_flatten, tree_map
 
 from engine.cache import dtype
 from engine.cache.sizes import Layers, is_float, layers_of, paged_row_bytes, row_bytes, token_bytes
+from engine.encoder.encoder import Encoder
+from engine.encoder.forward import WholeForward
 from engine.kernels import native
 from engine.model.budget import Transient, budget, piece_tokens, transient_of
 from engine.model.load import LoadedModel, load
@@ -63,7 +65,8 @@ class Description:
     `expands` says that they are quantized and will be float32. `context_is_stated` is false where the checkpoint
     does not say and a length is assumed. `tokenizer` is the name of its file, `end_tokens` are the ids and texts
     that end an answer. `decode_mode` is what an earlier probe found, or None; `pageable` says that rows can share
-    blocks. `transient` is what a prefill forward takes on its way.
+    blocks. `transient` is what a prefill forward takes on its way. One that does not `continue` prompts gives
+    embeddings alone.
     """
 
     path: Path
@@ -87,6 +90,7 @@ class Description:
     pageable: bool
     available_bytes: int
     transient: Transient
+    continues: bool = True
 
     @property
     def token_bytes(self) -> int:
@@ -155,9 +159,11 @@ def describe(
     compiled = isinstance(kernels, native.Native)
     place = placement(loaded.model, compiled=compiled)
     packings, dtypes = _packings(place), _dtypes(loaded.model)
-    mode = _decode_mode(path, native.said(kernels))
+    mode = WholeForward.name if isinstance(loaded.model, Encoder) else _decode_mode(path, native.said(kernels))
     kept_as = (
-        None if mode in (None, "alone") else dtype.chosen(cache_dtype, compiled=compiled and mode in BY_HANDLES)
+        None
+        if mode in (None, "alone", WholeForward.name)
+        else dtype.chosen(cache_dtype, compiled=compiled and mode in BY_HANDLES)
     )
     layers = layers_of(_hollow(loaded.model, widened=place.in_float32), kept_as)
     transient = transient_of(
@@ -190,6 +196,7 @@ def describe(
         pageable=compiled and mode == "spans",
         available_bytes=place.free_bytes,
         transient=transient,
+        continues=loaded.continues,
     )
 
 

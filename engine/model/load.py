@@ -15,9 +15,13 @@ from mlx.utils import tree_unflatten
 from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 
 from engine.config import EngineConfig, setting_of
+from engine.encoder.bothways import BothWays, sees_both_ways
+from engine.encoder.encoder import Encoder
 from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
+from engine.model.classes import classes_for
 from engine.model.memory import available_bytes
 from engine.model.placement import hold_room, parameter_bytes, place
+from engine.model.sentence import Sentence, sentence_of
 from engine.model.store import check_complete, read_json
 from engine.request import Sampling
 from engine.text.channels import CHANNEL, END
@@ -39,7 +43,8 @@ class LoadedModel:
     """What one checkpoint gives. `context_length` and `vocab_size` are tokens; `sampling` is the checkpoint's own.
 
     `model` is an evaluated `mlx.nn.Module`, `tokenizer` is mlx-lm's TokenizerWrapper. `notes` are lines for the
-    start-up log: what was decided about the weights and what had to be assumed.
+    start-up log: what was decided about the weights and what had to be assumed. `sentence` says what becomes of
+    hidden states where they are wanted; one that does not `continue` prompts has embeddings alone.
     """
 
     model: Any
@@ -51,6 +56,8 @@ class LoadedModel:
     sampling: Sampling | None
     weight_bytes: int
     notes: tuple[str, ...]
+    sentence: Sentence = Sentence()
+    continues: bool = True
 
 
 def load(
@@ -80,7 +87,7 @@ def load(
     if written.get("model_file") is not None and not trust_remote_code:
         raise UntrustedCode(f"{path} asks to run its own Python, {written['model_file']}", hint=TRUST_HINT)
     generation = generation_config(path)
-    model, config = open_model(path, trust_remote_code)
+    model, config, only = open_model(path, trust_remote_code)
     split(model)
     tokenizer = load_tokenizer_of(path, config, trust_remote_code)
     if chat_template is not None:
@@ -93,9 +100,15 @@ def load(
         notes.insert(0, place(model, compiled=compiled))
     if adapter is not None and not compiled:
         notes.append(_apply_adapter(model, adapter))
-    context_length = _context_length(config)
+    is_encoder = isinstance(model, Encoder)
+    context_length = (model.context_length if is_encoder else None) or _context_length(config)
     if context_length is None:
         notes.append(f"context: the checkpoint states no length; {FALLBACK_CONTEXT_LENGTH} tokens are assumed")
+    sentence = sentence_of(path, default="mean" if is_encoder else "last")
+    if sentence.refused:
+        notes.append(f"embeddings: none, {sentence.refused}")
+    if only:
+        notes.append(f"embeddings only: {only}")
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -106,17 +119,34 @@ def load(
         sampling=sampling_of(generation),
         weight_bytes=parameter_bytes(model),
         notes=tuple(notes),
+        sentence=sentence,
+        continues=not only,
     )
 
 
-def open_model(path: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any]]:
-    """The model, its weights not read yet, and the configuration as mlx-lm completes it."""
+def open_model(path: Path, trust_remote_code: bool) -> tuple[Any, dict[str, Any], str]:
+    """The model, its weights not read yet, the configuration as mlx-lm completes it, and why the model gives
+    embeddings alone, if it does.
+    """
+    written = read_json(path / "config.json")
     try:
-        model, config = load_model(path, lazy=True, trust_remote_code=trust_remote_code)
+        classes = classes_for(path, written)
+        model, config = load_model(
+            path,
+            lazy=True,
+            trust_remote_code=trust_remote_code,
+            get_model_classes=classes.of,
+            model_config=classes.configured,
+        )
+        if sees_both_ways(written) and not isinstance(model, Encoder):
+            model = BothWays(model, int(text_config(config)["vocab_size"]))
+    except ModelError:
+        raise
     except Exception as error:
         # A checkpoint's contents can make any part of mlx-lm raise anything.
         raise _refusal(path, error) from error
-    return model, config
+    only = "the checkpoint is an encoder" if isinstance(model, Encoder) else classes.only
+    return model, config, only
 
 
 def load_tokenizer_of(path: Path, config: dict[str, Any], trust_remote_code: bool) -> Any:

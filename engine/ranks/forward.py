@@ -60,7 +60,8 @@ class ToldForward:
         self._numbers: weakref.WeakKeyDictionary[RowStorage, int] = weakref.WeakKeyDictionary()
         self._next_number = itertools.count()
         self._gone: list[int] = []
-        self.name, self.on_grid, self.batches = forward.name, forward.on_grid, forward.batches
+        self.name, self.on_grid, self.cuts = forward.name, forward.on_grid, forward.cuts
+        self.batches = forward.batches
         self.stores, self.by_handles = forward.stores, forward.by_handles
         self.kinds, self.launches = forward.kinds, forward.launches
 

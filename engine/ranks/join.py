@@ -36,7 +36,7 @@ def join(config: EngineConfig) -> "Leader | Follower":
         from engine.ranks.leader import Leader
 
         check_complete(config.model)
-        split = split_of(*open_model(config.model, config.trust_remote_code), ranks.num_ranks, config.split)
+        split = split_of(*open_model(config.model, config.trust_remote_code)[:2], ranks.num_ranks, config.split)
         group = mx.distributed.init(strict=True)
         if (group.rank(), group.size()) != (ranks.rank, ranks.num_ranks):
             raise ConfigError(

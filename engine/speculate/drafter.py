@@ -165,6 +165,8 @@ def check_pair(tokenizer: Any, drafter: Drafter) -> None:
             f"the draft model has another tokenizer: {differing[0]!r} is token {differing[1]} in one alone",
             hint="a draft model is a smaller one of the same family",
         )
+    if not drafter.loaded.continues:
+        raise ConfigError("draft_model", "the draft model gives embeddings and continues nothing")
     if drafter.forward.name != "spans":
         raise ConfigError(
             "draft_model",

@@ -90,6 +90,8 @@ def _lines(model: str, said: "Description", fit: "Fit", largest: int) -> Iterato
     """What the table says, as (name, text)."""
     yield "model", model if Path(model) == said.path else f"{model} ({said.path})"
     yield "architecture", f"{said.architecture} ({said.model_type})"
+    if not said.continues:
+        yield "gives", "embeddings, and continues nothing"
     yield "parameters", _count(said.num_parameters)
     yield "weights", _weights(said)
     for packing in said.packings:

@@ -17,10 +17,10 @@ from typing import Any
 
 import zmq
 
-from engine.errors import EngineStopped, MlxcelError, QueueFull, StepFailed
+from engine.errors import EngineStopped, MlxcelError, NoEmbeddings, QueueFull, StepFailed
 from engine.handover import Arriving, Departing
 from engine.loop import ServedModel, Ticket
-from engine.request import Event, Failed, Handed, Output, Progress
+from engine.request import Embedded, Event, Failed, Handed, Output, Progress
 from engine.text.tokens import Tokens
 from server.bridge import Bridge
 from server.roles import wire
@@ -240,6 +240,9 @@ class Worker:
                     self._forget(job)
             case Handed():
                 self._leave(job, event)
+            case Embedded():
+                self._say(job.router, wire.Ended.of(job.number, NoEmbeddings("a node gives a router no vectors")))
+                self._forget(job)
             case Failed():
                 self._say(job.router, wire.Ended.of(job.number, event.error))
                 self._forget(job)

@@ -24,7 +24,7 @@ from server.logprobs import Logprobs, Spell
 from server.models import Models, Served
 from server.record import record_of
 from server.reply import CallArguments, CallBegun, CallEnded, Choice, Finish, Prefilled, Reasoning, Text
-from server.running import RunningRequests
+from server.running import Begun, RunningRequests
 from server.sse import DONE, ClientGone, Comment, EventStream, unless_gone
 from server.validate import MAX_ECHOED, Body, parse
 
@@ -279,10 +279,10 @@ async def deliver(
     request: Request,
     served: Served,
     request_id: str,
-    begin: Callable[[], Awaitable[Answer]],
+    begin: Callable[[], Awaitable[Begun]],
     *,
-    frames: Callable[[Answer], AsyncIterator[Any]] | None,
-    whole: Callable[[Answer], Awaitable[Any]],
+    frames: Callable[[Begun], AsyncIterator[Any]] | None,
+    whole: Callable[[Begun], Awaitable[Any]],
     user: str = "",
     done: bytes = DONE,
 ) -> Response | ASGIApp:
@@ -297,7 +297,7 @@ async def deliver(
     headers = {"x-request-id": request_id}
     with contextlib.ExitStack() as under_way:
 
-        async def leased() -> Answer:
+        async def leased() -> Begun:
             under_way.callback((await service.models.lease(served, priority_of(request))).release)
             return await begin()
 

@@ -32,6 +32,7 @@ from tests.bench.decode import ours
 
 PROMPT_TOKENS = 12
 QUESTION = "Tell me a long story about a fox and a crow."
+CHAT = "/v1/chat/completions"
 WORDS = [
     "the",
     "fox",
@@ -71,8 +72,12 @@ class Stream:
 
 
 @contextmanager
-def running(server: str, model: Path, num_slots: int, *flags: str) -> Iterator[str]:
-    """The server's address while it runs, once it has answered a request; `flags` are further ones of it."""
+def running(
+    server: str, model: Path, num_slots: int, *flags: str, path: str = CHAT, first: object = None
+) -> Iterator[str]:
+    """The server's address while it runs, once it has answered a request: the `first` at `path`, if there is one;
+    `flags` are further ones of it.
+    """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     commands = {
@@ -89,9 +94,8 @@ def running(server: str, model: Path, num_slots: int, *flags: str) -> Iterator[s
         address = f"http://127.0.0.1:{port}"
         while process.poll() is None:
             try:
-                httpx2.post(
-                    f"{address}/v1/chat/completions", json=body("warm up", 2), timeout=120
-                ).raise_for_status()
+                first = first or body("warm up", 2)
+                httpx2.post(f"{address}{path}", json=first, timeout=120).raise_for_status()
                 break
             except httpx2.HTTPError:
                 time.sleep(0.2)
@@ -111,7 +115,7 @@ async def ask(
 ) -> Stream:
     """Stream one answer; `started` is set at its third token."""
     stream = Stream(time.perf_counter())
-    async with client.stream("POST", "/v1/chat/completions", json=asked) as response:
+    async with client.stream("POST", CHAT, json=asked) as response:
         response.raise_for_status()
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):

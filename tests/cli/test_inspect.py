@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.model.store import Store
+from tests.encoders import write_encoder
 from tests.tiny import write_checkpoint
 
 
@@ -81,3 +82,11 @@ def test_nothing_is_fetched(model, hint, mlxcel):
     assert (ended.code, ended.out) == (1, "")
     assert ended.err == f"error: {model} is not on this machine\nhint: {hint}\n"
     assert Store().list() == []
+
+
+def test_an_encoder_is_told_as_one(tmp_path, mlxcel):
+    said = table(mlxcel("inspect", str(write_encoder(tmp_path / "bert"))).out)
+    assert said["gives"] == ["embeddings, and continues nothing"]
+    assert said["decode mode"] == ["whole"]
+    assert said["cache"] == ["none"]
+    assert said["context"] == ["64 tokens"]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from tests.embedded import POOLINGS, asked, vectors
 from tests.engines import Guesses, drive
 from tests.zoo import ZOO, zoo_engine, zoo_model
 
@@ -85,6 +86,19 @@ def test_any_cut(watched, family):
         watched.store(cut, size)
         assert watched.finish(cut) == whole.output
         assert_close(watched.logits, expected, tolerance)
+
+
+def test_embeddings(watched, name, family):
+    """In a batch, and in pieces where those may be anywhere."""
+    if name == "talkie":
+        assert watched.engine.pooler.embedding is None, "its head is a parameter of no layer"
+        return
+    for pooling in POOLINGS:
+        requests = [asked(watched, str(length), length, pooling) for length in JOINS.values()]
+        alone = [vectors(watched, [request])[0] for request in requests]
+        assert all(map(np.array_equal, vectors(watched, requests), alone))
+        if family.cut is None:
+            assert all(np.array_equal(vectors(watched, requests[-1:], size)[0], alone[-1]) for size in CUTS)
 
 
 def test_mlx_lm_says_the_same(watched, name, family):

@@ -193,6 +193,18 @@ def test_a_response_is_parsed_into_the_type_it_was_asked_for(client: openai.Open
     assert isinstance(answer.output_parsed, Animal)
 
 
+def test_embeddings_in_both_encodings(client: openai.OpenAI) -> None:
+    """The client asks for base64 where nobody says, and reads it."""
+    texts = ["one", "another text"]
+    asked = client.embeddings.create(model="tiny", input=texts)
+    plain = client.embeddings.create(model="tiny", input=texts, encoding_format="float")
+    assert [entry.embedding for entry in asked.data] == [entry.embedding for entry in plain.data]
+    assert [len(entry.embedding) for entry in plain.data] == [32, 32]
+    strict(plain)
+    short = client.embeddings.create(model="tiny", input=texts, dimensions=8, extra_body={"pooling": "mean"})
+    assert [len(entry.embedding) for entry in short.data] == [8, 8]
+
+
 def test_models(client: openai.OpenAI) -> None:
     [model] = client.models.list()
     assert model.id == "tiny"

@@ -76,7 +76,7 @@ def serving(hub: Hub) -> Iterator[str]:
             if hub.says_instead is not None:
                 self.answer(200, hub.says_instead)
             elif parts[0] == "large":
-                self.content("/".join(parts[1:3]), parts[3], parts[4])
+                self.content("/".join(parts[1:3]), parts[3], "/".join(parts[4:]))
             elif repository in hub.refuse:
                 status, headers = hub.refuse[repository]
                 self.answer(status, b"{}", headers)
@@ -84,11 +84,11 @@ def serving(hub: Hub) -> Iterator[str]:
                 self.answer(404, b"{}", NO_REPOSITORY)
             elif parts[0] == "api":
                 self.api(repository, parts[4] if len(parts) > 4 else "", parts[5] if len(parts) > 5 else "main")
-            elif parts[4].endswith(LARGE):
-                commit = self.commit(repository, parts[3])
-                self.answer(302, b"", {"Location": f"{hub.url}/large/{repository}/{commit}/{parts[4]}"})
+            elif parts[-1].endswith(LARGE):
+                commit, name = self.commit(repository, parts[3]), "/".join(parts[4:])
+                self.answer(302, b"", {"Location": f"{hub.url}/large/{repository}/{commit}/{name}"})
             else:
-                self.content(repository, parts[3], parts[4])
+                self.content(repository, parts[3], "/".join(parts[4:]))
 
         def commit(self, repository: str, revision: str) -> str | None:
             commits = [commit_of(repository, number) for number in range(len(hub.repositories[repository]))]

@@ -344,3 +344,32 @@ def test_a_fetch_asks_for_the_commit_and_the_listing_once(hub: Hub, store: Store
         f"/api/models/{NAME}",
         f"/api/models/{NAME}/tree/{commit_of(NAME, 0)}",
     ]
+
+
+def test_the_folders_of_modules_come_with_it(hub: Hub, store: Store) -> None:
+    """And no other folder does, nor other files of theirs."""
+    files = hub.repositories[NAME][-1]
+    modules = {
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/config.json": b'{"a": 1}',
+        "2_Dense/model.safetensors": files[SHARDS[0]],
+        "2_Dense/pytorch_model.bin": b"no",
+        "onnx/config.json": b"{}",
+    }
+    hub.repositories[NAME].append(files | modules)
+    folder = ensure(NAME, store=store)
+    here = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert here >= {"modules.json", "1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors"}
+    assert not here & {"2_Dense/pytorch_model.bin", "onnx/config.json"}
+    assert [entry.name for entry in store.list()] == [NAME]
+    assert "1_Pooling/config.json" in json.loads((folder / ".identities.json").read_text())
+
+
+def test_the_folder_of_a_module_that_another_commit_had_is_gone(hub: Hub, store: Store) -> None:
+    files = hub.repositories[NAME][-1]
+    hub.repositories[NAME].append(files | {"modules.json": b"[]", "1_Pooling/config.json": b"{}"})
+    ensure(NAME, store=store)
+    hub.repositories[NAME].append(files)
+    folder = pull(NAME, store=store, force=True)
+    assert not [path for path in folder.rglob("*") if "Pooling" in path.name and path.is_file()]

@@ -49,7 +49,9 @@ def test_the_page_of_commands_has_every_flag_that_is_not_hidden():
     for name, section in sections.items():
         shown = [one for one in program.commands[name].params if not getattr(one, "hidden", False)]
         flags = [flag for one in shown if one.param_type_name == "option" for flag in one.opts]
-        assert flags
+        arguments = [one for one in shown if one.param_type_name == "argument"]
+        assert flags or arguments, name
+        assert section.count("| argument | what it is |") == bool(arguments), name
         assert [flag for flag in flags if f"`{flag}`" not in section] == [], name
 
 

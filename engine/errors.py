@@ -79,7 +79,7 @@ class RequestError(UserError):
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt leaves no room in the context for even the `num_new` tokens that have to follow it."""
+    """The prompt does not fit into the context, with the `num_new` tokens that have to follow it."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class NoChatTemplate(RequestError):
 
 
 class NoEmbeddings(RequestError):
-    """The model gives no embeddings, or not this kind."""
+    """The model gives no embeddings."""
 
 
 class EmbeddingsOnly(RequestError):

@@ -124,7 +124,8 @@ METRICS = (
     Metric(
         "mlxcel_attention_launches_total", "counter",
         "forwards by how rows are kept and attention ran over them: in one launch (`fused`), in a recorded step, "
-        "row by row, or over keys laid side by side (`gathered`); `alone`: one call of the model for each row",
+        "row by row, or over keys laid side by side (`gathered`); `alone`: one call of the model for each row; "
+        "`whole`: texts that an encoder sees whole",
         lambda n: n.launches, label="path",
     ),
     Metric(

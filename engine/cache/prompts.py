@@ -289,6 +289,6 @@ def _note(config: EngineConfig, kinds: Sequence[LayerKind]) -> str:
     if config.no_prompt_cache:
         return "prompt cache: off, as asked"
     if not kinds:
-        return "prompt cache: off, this family's rows are kept in mlx-lm's own caches"
+        return "prompt cache: off, what this family's rows keep is not shared"
     unit = f"blocks of {BLOCK_TOKENS} tokens" if all(kind.is_attention for kind in kinds) else "whole prompts"
     return f"prompt cache: {Size(config.prompt_cache_bytes)} in {unit}"

@@ -113,7 +113,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
-    parser.add_argument("--level", type=int, default=9, choices=range(1, 10), help="of compression")
+    parser.add_argument("--level", type=int, default=6, choices=range(1, 10), help="of compression")
     arguments = parser.parse_args()
     try:
         print(build(arguments.output.resolve(), arguments.level))

@@ -335,9 +335,7 @@ def config_home(environment: Mapping[str, str] = os.environ) -> Path:
     try:
         return Path(home) if home else Path("~/.config").expanduser()
     except RuntimeError:
-        raise UserError(
-            "there is no home folder", hint="HOME names one, or XDG_CONFIG_HOME the settings'"
-        ) from None
+        raise UserError("there is no home folder", hint="HOME names one") from None
 
 
 def _from_file(path: Path, *, required: bool) -> dict[str, Any]:

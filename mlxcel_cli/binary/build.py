@@ -40,12 +40,12 @@ def build(output: Path, level: int) -> str:
         if shutil.which(program) is None:
             raise CannotBuild(f"{program} is not here: {way}")
     output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".binary-") as name:
-        work = Path(name)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=".binary-") as made:
+        work = Path(made)
         launcher = link(work / "launcher")
-        program = unpacked_wheel(work)
+        wheel = unpacked_wheel(work)
         try:
-            parts = closure.closure(program, frozenset({"cpu"}), has_native())
+            parts = closure.closure(wheel, frozenset({"cpu"}), has_native())
         except closure.NotInstalled as missing:
             raise CannotBuild(f"{missing}: make setup installs it") from missing
         brought = tree.lay_out(work / "tree", parts)
@@ -113,7 +113,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
-    parser.add_argument("--level", type=int, default=9, choices=range(1, 10), help="of compression")
+    parser.add_argument("--level", type=int, default=6, choices=range(1, 10), help="of compression")
     arguments = parser.parse_args()
     try:
         print(build(arguments.output.resolve(), arguments.level))

@@ -287,5 +287,8 @@ int main(int argc, char **argv) {
   arguments[2] = program;
   for (int i = 1; i < argc; i++) arguments[i + 2] = argv[i];
   execv(python, arguments);
-  fail("remove that folder, and it is unpacked again", "%s cannot be started: %s", whole, strerror(errno));
+  int fault = errno;
+  const char *hint = fault == EACCES ? HINT : "remove that folder, and it is unpacked again";
+  if (fault == ENOENT && access(python, F_OK) == 0) hint = "it needs the GNU C library, and this system has another";
+  fail(hint, "%s cannot be started: %s", python, strerror(fault));
 }

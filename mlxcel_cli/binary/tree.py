@@ -22,8 +22,10 @@ UNUSED_MODULES = {"turtle", "_tkinter", "nis", "ossaudiodev", "spwd", "_crypt", 
 UNUSED_MODULES |= {"_sqlite3", "_dbm", "_gdbm", "_curses", "_curses_panel"}
 UNUSED_PREFIXES = ("_test", "_ctypes_test", "xxlimited", "_xxtest")
 # Of transformers' models: code for PyTorch, which is not there, and what prepares pictures and sounds for it.
-UNUSED_OF_MODELS = ("modeling_", "modular_", "image_processing_", "video_processing_")
-UNUSED_OF_MODELS += ("processing_", "feature_extraction_")
+UNUSED_OF_MODELS = (
+    *("modeling_", "modular_", "processing_"),
+    *("image_processing_", "video_processing_", "feature_extraction_"),
+)
 # Of packages: what a compiler or a type checker reads.
 SOURCES = {".a", ".c", ".cc", ".cpp", ".cuh", ".h", ".hpp", ".pxd", ".pyi", ".pyx", ".cmake", ".lib", ".metal"}
 
@@ -46,7 +48,7 @@ def lay_out(tree: Path, distributions: list[Distribution]) -> list[str]:
         libraries.strip(path)
     for distribution in distributions:
         for source, place in closure.files(distribution):
-            if _belongs(place):
+            if belongs(place):
                 _copy(source, home / place, origins)
     brought = libraries.gather(tree, python, origins)
     _compile(home)
@@ -63,7 +65,7 @@ def _copy_standard_library(source: Path, home: Path, origins: dict[Path, Path]) 
             _copy(path, home / place, origins)
 
 
-def _belongs(place: PurePosixPath) -> bool:
+def belongs(place: PurePosixPath) -> bool:
     """Whether a package's file is used by the program that runs."""
     if place.suffix in SOURCES or place.suffix == ".pth" or {"tests", "include"}.intersection(place.parts[:-1]):
         return False

@@ -8,6 +8,7 @@ import pytest
 
 from engine.config import EngineConfig, setting_of
 from engine.errors import ConfigError, UserError
+from engine.model.store import default_home
 from engine.size import Bound
 from mlxcel_cli import config
 from server.config import ServerConfig
@@ -17,6 +18,23 @@ def settle(given=(), environment=(), file=None, **named):
     return config.settle(
         dict(given), environment={"XDG_CONFIG_HOME": "/nowhere", **dict(environment)}, file=file, **named
     )
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """A person of whom neither environment nor system knows a home."""
+    for variable in ("HOME", "MLXCEL_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pathlib.os.path.expanduser", lambda path: path)
+
+
+def test_without_a_home_the_error_is_a_line(homeless):
+    with pytest.raises(UserError, match="there is no home folder") as settings:
+        config.user_config_dir({})
+    assert settings.value.hint == "HOME names one"
+    with pytest.raises(UserError, match="there is no home folder") as models:
+        default_home()
+    assert models.value.hint.startswith("MLXCEL_HOME names")
 
 
 @pytest.fixture

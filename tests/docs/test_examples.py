@@ -30,6 +30,11 @@ PATIENCE_S = 120
 ELSEWHERE = {
     "make ": "the Makefile is run to get here, and each of its targets takes minutes",
     "source ": "a shell's own command",
+    "pipx ": "it installs from the package index; tests/packaging/test_wheel.py installs without",
+    "uv ": "as pipx",
+    "cp docs/deploy/mlxcel.plist": "a Mac's; tests/packaging/test_units.py reads the file",
+    "launchctl ": "a Mac's",
+    "brew ": "it wants a tap and Homebrew",
     "mlxcel run model.gguf": "tests/engine/model/test_gguf.py imports files of this kind",
     "mlxcel run mlx-community/": "the hub is out of reach; tests/engine/model has a double of it",
     "mlxcel pull": "the store has the tiny model under this name; tests/engine/model/test_pull.py fetches",

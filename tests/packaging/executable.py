@@ -9,8 +9,8 @@ import pytest
 
 from mlxcel_cli.binary import archive, build
 
-GLIBC = ("ld-linux-*", "libc.so.*", "libm.so.*", "libdl.so.*", "libpthread.so.*", "librt.so.*", "libresolv.so.*")
-GLIBC += ("libnss_files.so.*", "libnss_dns.so.*", "libutil.so.*")
+LIBRARIES = "ld-linux-* libc.so.* libm.so.* libdl.so.* libpthread.so.* librt.so.* libresolv.so.* libutil.so.*"
+LIBRARIES += " libnss_files.so.* libnss_dns.so.*"
 
 
 def linked(folder: Path) -> Path:
@@ -42,7 +42,7 @@ def bare_root(root: Path) -> Path:
     (root / "dev" / "null").touch()
     loader = next(Path("/").glob("lib*/ld-linux-*.so.*"))
     library = next(Path(found) for found in _folders_of_libraries() if (Path(found) / "libc.so.6").exists())
-    for pattern in GLIBC:
+    for pattern in LIBRARIES.split():
         for source in library.glob(pattern):
             _copy(source, root / library.relative_to("/") / source.name)
     _copy(loader, root / loader.relative_to("/"))

@@ -147,6 +147,32 @@ def test_what_belongs_to_somebody_else_is_not_run(run: Run, tmp_path: Path) -> N
     assert "belongs to somebody else" in run().stderr
 
 
+@pytest.mark.parametrize(
+    ("python", "mode", "hint"),
+    [
+        ("#!/no/loader\n", 0o755, "it needs the GNU C library, and this system has another"),
+        (TELLS, 0o644, "MLXCEL_HOME names another folder for it"),
+        (None, 0, "remove that folder, and it is unpacked again"),
+    ],
+    ids=["another C library", "not executable", "gone"],
+)
+def test_what_cannot_be_started_says_what_helps(
+    run: Run, tmp_path: Path, python: str | None, mode: int, hint: str
+) -> None:
+    run()
+    (name,) = unpacked(tmp_path)
+    started = tmp_path / ".cache/mlxcel/binary" / name / "bin/python3"
+    started.unlink()
+    if python is not None:
+        started.write_text(python)
+        started.chmod(mode)
+    ended = run()
+    assert ended.returncode == 1
+    error, said = ended.stderr.splitlines()
+    assert error.startswith(f"error: {started} cannot be started: ")
+    assert said == f"hint: {hint}"
+
+
 @pytest.mark.parametrize("cut", [1, 1000])
 def test_a_download_that_broke_off_is_said(run: Run, program: Path, tmp_path: Path, cut: int) -> None:
     broken = tmp_path / "broken"

@@ -98,7 +98,8 @@ class Engine:
         self.pooler = Pooler(loaded.sentence, size)
         self.continues = loaded.continues
         self.num_slots = config.num_slots(batches=self._forward.batches)
-        self.context_length = config.slot_context(loaded.context_length, self.num_slots)
+        slots = self.num_slots if self._forward.cuts else 1  # what keeps nothing has no context to be split
+        self.context_length = config.slot_context(loaded.context_length, slots)
         self._speculation = speculation_of(
             config,
             loaded,

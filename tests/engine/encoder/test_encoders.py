@@ -140,6 +140,12 @@ def test_it_says_what_it_is(watched):
     assert watched.engine.context_length == 64
 
 
+def test_slots_share_no_context(tmp_path):
+    folder = write_encoder(tmp_path / "m")
+    assert Watched(folder, parallel=16).engine.context_length == 64
+    assert Watched(folder, parallel=16, ctx_size=32).engine.context_length == 32
+
+
 def test_what_it_cannot_is_refused(watched):
     with pytest.raises(EmbeddingsOnly):
         watched.engine.submit(watched.request("a", 5, 5))

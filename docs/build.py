@@ -77,7 +77,8 @@ def build(site: Path = SITE) -> list[Page]:
         place.parent.mkdir(parents=True, exist_ok=True)
         root = "../" * page.name.count("/")
         place.write_text(template.render(page=page, pages=listed, root=root), "utf-8")
-    shutil.copytree(DOCS / "images", site / "images")
+    for folder in ("images", "deploy"):
+        shutil.copytree(DOCS / folder, site / folder)
     shutil.copy(THEME / "search.js", site)
     (site / "style.css").write_text((THEME / "style.css").read_text("utf-8") + _colours(), "utf-8")
     found = [

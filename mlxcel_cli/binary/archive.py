@@ -1,6 +1,6 @@
-"""A folder as one executable file: the launcher, the folder's archive, and the trailer that `launcher.c` reads.
+"""Files as one executable: the launcher, an archive of the files, and the trailer that `launcher.c` reads.
 
-The same folder gives the same bytes: names are sorted, and nobody's name and no time is in it.
+The same files give the same bytes: names are sorted, and nobody's name and no time is in it.
 """
 
 import hashlib
@@ -10,17 +10,18 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+Files = dict[PurePosixPath, Path | bytes]  # each place in the archive, and what lies there
 MAGIC = b"mlxcel\0\1"
 DIGEST_LEN = 16
 MEMBER_BYTES = 8 << 20  # of the archive, deflated by one thread
 GZIP = 16 + zlib.MAX_WBITS
 
 
-def write(output: Path, launcher: Path, tree: Path, level: int) -> None:
+def write(output: Path, launcher: Path, files: Files, level: int) -> None:
     """Write the executable `output`, whole or not at all; `level` is zlib's, 1 to 9."""
-    whole = packed(tree)
+    whole = packed(files)
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         members = list(threads.map(lambda piece: zlib.compress(piece, level, GZIP), _pieces(whole)))
     digest = hashlib.sha256()
@@ -36,22 +37,22 @@ def write(output: Path, launcher: Path, tree: Path, level: int) -> None:
     partial.replace(output)
 
 
-def packed(tree: Path) -> memoryview:
-    """The files and folders of `tree`, as a tar archive in memory. Links are followed."""
+def packed(files: Files) -> memoryview:
+    """The files, and the folders that they lie in, as a tar archive in memory."""
+    folders = {folder for place in files for folder in place.parents} - {PurePosixPath()}
     said = BytesIO()
-    with tarfile.open(fileobj=said, mode="w", format=tarfile.USTAR_FORMAT, dereference=True) as archive:
-        for path in sorted(tree.rglob("*")):
-            entry = archive.gettarinfo(str(path), str(path.relative_to(tree)))
-            entry.type = tarfile.DIRTYPE if path.is_dir() else tarfile.REGTYPE  # and no hard link
-            entry.size = 0 if path.is_dir() else path.stat().st_size
-            entry.mode = 0o755 if path.is_dir() or path.stat().st_mode & 0o111 else 0o644
-            entry.uid = entry.gid = entry.mtime = 0
-            entry.uname = entry.gname = entry.linkname = ""
-            if path.is_dir():
+    with tarfile.open(fileobj=said, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for place in sorted(folders | files.keys()):
+            entry = tarfile.TarInfo(str(place))
+            if place in folders:
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 archive.addfile(entry)
-            else:
-                with open(path, "rb") as file:
-                    archive.addfile(entry, file)
+                continue
+            source = files[place]
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            is_program = isinstance(source, Path) and source.stat().st_mode & 0o111
+            entry.size, entry.mode = len(content), 0o755 if is_program else 0o644
+            archive.addfile(entry, BytesIO(content))
     return said.getbuffer()
 
 

@@ -48,8 +48,8 @@ def build(output: Path, level: int) -> str:
             parts = closure.closure(wheel, frozenset({"cpu"}), has_native())
         except closure.NotInstalled as missing:
             raise CannotBuild(f"{missing}: make setup installs it") from missing
-        brought = tree.lay_out(work / "tree", parts)
-        archive.write(output, launcher, work / "tree", level)
+        files, brought = tree.lay_out(work / "tree", parts)
+        archive.write(output, launcher, files, level)
         glibc = libraries.needed_glibc(work / "tree")
     said = f"{output}: {output.stat().st_size / 1e6:.0f} MB, Linux {os.uname().machine}, glibc {glibc} or newer"
     return f"{said}; with {', '.join(brought)}"

@@ -21,7 +21,13 @@ NEEDED_VERSION = re.compile(rb"\0GLIBC_2\.(\d+)(?=\0)")
 
 def objects(tree: Path) -> list[Path]:
     """The ELF files in `tree`."""
-    return [path for path in sorted(tree.rglob("*")) if path.is_file() and not path.is_symlink() and _is_elf(path)]
+    return [path for path in sorted(tree.rglob("*")) if path.is_file() and is_elf(path)]
+
+
+def is_elf(path: Path) -> bool:
+    """Whether the file is a program or library."""
+    with open(path, "rb") as file:
+        return file.read(4) == ELF
 
 
 def gather(tree: Path, python: Path, origins: dict[Path, Path]) -> list[str]:
@@ -90,8 +96,3 @@ def _resolved(path: Path) -> dict[str, Path]:
     """Where the dynamic loader finds each library that `path` needs on this machine."""
     said = subprocess.run(["ldd", str(path)], check=True, capture_output=True, text=True).stdout
     return {name: Path(at) for name, at in re.findall(r"(\S+) => (/\S+)", said)}
-
-
-def _is_elf(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(4) == ELF

@@ -1,19 +1,23 @@
-"""The folder that the executable carries: a Python, its standard library and the installed program, all its own.
+"""What the executable carries: a Python, its standard library and the installed program, all its own.
 
 Packages lie in the standard library's folder, which every build of Python searches, wherever it is moved; some
 look for a folder `site-packages` elsewhere. What only developers, other systems or other programs use stays out.
 """
 
+import importlib.util
+import marshal
 import shutil
-import subprocess
 import sys
 import sysconfig
+import warnings
+from collections.abc import Iterator
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 
 from mlxcel_cli.binary import closure, libraries
+from mlxcel_cli.binary.archive import Files
 
-PROGRAM = "from mlxcel_cli.main import main\n\nmain()\n"
+PROGRAM = b"from mlxcel_cli.main import main\n\nmain()\n"
 
 # Of the standard library: tests, other interfaces to a person, and what installs packages.
 UNUSED_FOLDERS = {"test", "tests", "idlelib", "tkinter", "turtledemo", "lib2to3", "ensurepip", "venv"}
@@ -34,35 +38,31 @@ class Clash(Exception):
     """Two files would lie in one place."""
 
 
-def lay_out(tree: Path, distributions: list[Distribution]) -> list[str]:
-    """Fill the folder `tree`; returns the libraries that came from this machine."""
-    home = tree / sys.platlibdir / f"python{sys.version_info.major}.{sys.version_info.minor}"
-    home.mkdir(parents=True)
-    origins: dict[Path, Path] = {}
-    python = tree / "bin" / "python3"
-    python.parent.mkdir()
-    _copy(Path(sys._base_executable).resolve(), python, origins)  # type: ignore[attr-defined]
-    (tree / "bin" / "mlxcel").write_text(PROGRAM)
-    _copy_standard_library(Path(sysconfig.get_path("stdlib")), home, origins)
-    for path in libraries.objects(tree):
-        libraries.strip(path)
+def lay_out(stage: Path, distributions: list[Distribution]) -> tuple[Files, list[str]]:
+    """All files, and the names of the libraries that came from this machine.
+
+    In the folder `stage` lie the copies of those that are changed for this.
+    """
+    home = PurePosixPath(sys.platlibdir, f"python{sys.version_info.major}.{sys.version_info.minor}")
+    python = PurePosixPath("bin/python3")
+    own = {python: Path(sys._base_executable).resolve()}  # type: ignore[attr-defined]
+    own |= {home / place: source for place, source in _standard_library(Path(sysconfig.get_path("stdlib")))}
+    files: Files = {**own, PurePosixPath("bin/mlxcel"): PROGRAM}
     for distribution in distributions:
         for source, place in closure.files(distribution):
             if belongs(place):
-                _copy(source, home / place, origins)
-    brought = libraries.gather(tree, python, origins)
-    _compile(home)
-    return brought
-
-
-def _copy_standard_library(source: Path, home: Path, origins: dict[Path, Path]) -> None:
-    for path in sorted(source.rglob("*")):
-        place = path.relative_to(source)
-        if UNUSED_FOLDERS.intersection(place.parts[:-1]) or place.parts[0].startswith("config-"):
-            continue
-        module = place.name.partition(".")[0]
-        if path.is_file() and module not in UNUSED_MODULES and not module.startswith(UNUSED_PREFIXES):
-            _copy(path, home / place, origins)
+                if home / place in files:
+                    raise Clash(f"{source} and {files[home / place]!s:.200} would both be {home / place}")
+                files[home / place] = source
+    objects = {
+        place: source for place, source in files.items() if isinstance(source, Path) and libraries.is_elf(source)
+    }
+    origins = {stage / place: _staged(stage / place, source) for place, source in objects.items()}
+    for place in own.keys() & objects.keys():
+        libraries.strip(stage / place)
+    brought = libraries.gather(stage, stage / python, origins)
+    files |= {place: stage / place for place in [*objects, *(PurePosixPath("lib", name) for name in brought)]}
+    return files | dict(_compiled(files)), brought
 
 
 def belongs(place: PurePosixPath) -> bool:
@@ -73,16 +73,35 @@ def belongs(place: PurePosixPath) -> bool:
     return not (of_model and place.name.startswith(UNUSED_OF_MODELS))
 
 
-def _copy(source: Path, target: Path, origins: dict[Path, Path]) -> None:
-    if target.exists():
-        raise Clash(f"{source} and {origins.get(target, 'another file')} would both be {target}")
+def _standard_library(folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
+    for path in sorted(folder.rglob("*")):
+        place = PurePosixPath(path.relative_to(folder))
+        if UNUSED_FOLDERS.intersection(place.parts[:-1]) or place.parts[0].startswith("config-"):
+            continue
+        module = place.name.partition(".")[0]
+        if path.is_file() and module not in UNUSED_MODULES and not module.startswith(UNUSED_PREFIXES):
+            yield place, path
+
+
+def _staged(target: Path, source: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
-    target.chmod(0o755 if source.stat().st_mode & 0o111 else 0o644)
-    origins[target] = source
+    target.chmod(0o755)
+    return source
 
 
-def _compile(home: Path) -> None:
-    """Compile every module, for an import that compares no times: nothing here is ever edited."""
-    command = [sys.executable, "-I", "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
-    subprocess.run([*command, "-s", str(home), str(home)], check=True)
+def _compiled(files: Files) -> Iterator[tuple[PurePosixPath, bytes]]:
+    """Every module, compiled for an import that compares no times: nothing here is ever edited."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for place, source in files.items():
+            if place.suffix != ".py" or not isinstance(source, Path):
+                continue
+            text = source.read_bytes()
+            try:
+                code = compile(text, str(place), "exec", dont_inherit=True)
+            except (SyntaxError, ValueError):
+                continue  # a template of a module, for whoever fills it in
+            unchecked = (1).to_bytes(4, "little")
+            header = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(text)
+            yield PurePosixPath(importlib.util.cache_from_source(str(place))), header + marshal.dumps(code)

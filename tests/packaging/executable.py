@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -23,15 +23,11 @@ def linked(folder: Path) -> Path:
 
 def packed(folder: Path, python: str, **files: str) -> Path:
     """An executable that runs the script `python` in the place of Python; `files` lie beside it."""
-    tree = folder / "tree"
-    (tree / "bin").mkdir(parents=True)
-    (tree / "bin" / "python3").write_text(python)
-    (tree / "bin" / "python3").chmod(0o755)
-    for name, text in files.items():
-        (tree / name).parent.mkdir(exist_ok=True)
-        (tree / name).write_text(text)
-    archive.write(folder / "mlxcel", linked(folder), tree, level=1)
-    shutil.rmtree(tree)
+    script = folder / "python3"
+    script.write_text(python)
+    script.chmod(0o755)
+    beside = {PurePosixPath(name): text.encode() for name, text in files.items()}
+    archive.write(folder / "mlxcel", linked(folder), {PurePosixPath("bin/python3"): script, **beside}, level=1)
     return folder / "mlxcel"
 
 

@@ -10,14 +10,16 @@ from mlxcel_cli.binary import archive, closure, libraries, tree
 
 
 def test_the_same_files_are_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "launcher").write_text("launcher")
     for place, made_s in (("one", 1), ("other", 2)):
-        (tmp_path / place / "bin").mkdir(parents=True)
-        for name in sorted(("bin/b", "bin/a", "c"), reverse=place == "one"):
+        (tmp_path / place).mkdir()
+        names = sorted(("b", "a", "c"), reverse=place == "one")
+        for name in names:
             (tmp_path / place / name).write_text(name * 1000)
             os.utime(tmp_path / place / name, (made_s, made_s))
-        (tmp_path / place / "bin/a").chmod(0o755 if place == "one" else 0o700)
-        (tmp_path / "launcher").write_text("launcher")
-        archive.write(tmp_path / f"{place}.out", tmp_path / "launcher", tmp_path / place, level=1)
+        (tmp_path / place / "a").chmod(0o755 if place == "one" else 0o700)
+        files: archive.Files = {PurePosixPath("bin", name): tmp_path / place / name for name in names}
+        archive.write(tmp_path / f"{place}.out", tmp_path / "launcher", files, level=1)
     assert (tmp_path / "one.out").read_bytes() == (tmp_path / "other.out").read_bytes()
     assert (tmp_path / "one.out").stat().st_mode & 0o777 == 0o755
     assert not list(tmp_path.glob("*.part"))

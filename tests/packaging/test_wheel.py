@@ -42,7 +42,7 @@ def test_it_holds_every_module_and_the_page_and_nothing_else(wheel: Path) -> Non
         if path.is_file() and "__pycache__" not in path.parts
     }
     program = {name for name in here if not name.startswith(LEFT_OUT)}
-    assert {PurePosixPath(name).suffix for name in program} == {".py", ".html", ".css", ".js", ".svg"}
+    assert {PurePosixPath(name).suffix for name in program} == {".py", ".txt", ".html", ".css", ".js", ".svg"}
     with zipfile.ZipFile(wheel) as packed:
         names = {name for name in packed.namelist() if ".dist-info/" not in name}
     assert names == program

@@ -428,7 +428,8 @@ def _check_continues(model: ServedModel) -> None:
 def check_ids(model: ServedModel, ids: Sequence[int], param: str, *, num_new: int = 1) -> None:
     """Raise RequestError for a prompt that cannot run with `num_new` tokens behind it."""
     if not ids:
-        raise RequestError("the prompt has no tokens: there is nothing to begin with", param=param)
+        what = "continue" if num_new else "embed"
+        raise RequestError(f"the prompt has no tokens: there is nothing to {what}", param=param)
     if len(ids) + num_new > model.context_length:
         raise ContextLengthExceeded(len(ids), model.context_length, param=param, num_new=num_new)
     if lacking := model.lacks(len(ids)):

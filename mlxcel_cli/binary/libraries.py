@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,17 +43,17 @@ def gather(tree: Path, python: Path, origins: dict[Path, Path]) -> list[str]:
     brought: list[str] = []
     while waiting:
         path = waiting.pop()
-        found: dict[str, Path] | None = None
+        here: dict[str, Path] | None = None
         for name in _printed("--print-needed", path):
             if GLIBC.fullmatch(name) or name in there:
                 continue
-            found = _resolved(origins.get(path, path)) if found is None else found
-            if name not in found:
+            here = _resolved(origins.get(path, path)) if here is None else here
+            if name not in here:
                 raise FileNotFoundError(f"{name}, which {path.relative_to(tree)} needs, is not on this machine")
             target = library / name
-            shutil.copyfile(found[name], target)
+            shutil.copyfile(here[name], target)
             target.chmod(0o755)
-            origins[target] = found[name]
+            origins[target] = here[name]
             strip(target)
             there.add(name)
             brought.append(name)
@@ -63,6 +64,11 @@ def gather(tree: Path, python: Path, origins: dict[Path, Path]) -> list[str]:
     return sorted(brought)
 
 
+def found(program: str) -> str | None:
+    """Where a program of this environment or of the machine is."""
+    return shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+
 def strip(path: Path) -> None:
     """Take out what only a debugger reads."""
     subprocess.run(["strip", "--strip-unneeded", str(path)], check=True)
@@ -70,8 +76,8 @@ def strip(path: Path) -> None:
 
 def patch(*arguments: str | Path) -> str:
     """What `patchelf` prints."""
-    program = shutil.which("patchelf") or "patchelf"
-    return subprocess.run([program, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+    command = [found("patchelf") or "patchelf", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def needed_glibc(tree: Path) -> str:

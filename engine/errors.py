@@ -11,10 +11,12 @@ A person's fault is a type below `UserError`, whose message can be shown as it i
     │   │   ├── ModelIncomplete
     │   │   ├── UnsupportedModel
     │   │   ├── UntrustedCode
+    │   │   ├── AdapterError
     │   │   └── FetchFailed
     │   └── RequestError            one request
     │       ├── ContextLengthExceeded
     │       ├── NeverFits
+    │       ├── AdapterNotFound
     │       ├── NoChatTemplate
     │       ├── NoEmbeddings
     │       ├── EmbeddingsOnly
@@ -66,6 +68,10 @@ class UntrustedCode(ModelError):
     """The checkpoint asks to run its own Python and that was not allowed."""
 
 
+class AdapterError(ModelError):
+    """An adapter cannot be mounted beside the model, or not under this name."""
+
+
 class FetchFailed(ModelError):
     """A checkpoint could not be fetched by any of the ways tried."""
 
@@ -104,6 +110,10 @@ class NeverFits(RequestError):
 
     def __init__(self, message: str, *, param: str = "messages") -> None:
         super().__init__(message, param=param, hint="see --kv-cache-budget")
+
+
+class AdapterNotFound(RequestError):
+    """No adapter is mounted under this name, or no longer."""
 
 
 class NoChatTemplate(RequestError):

@@ -50,7 +50,9 @@ def main() -> None:
     names = [f"a{number}" for number in range(asked.rows)]
     with tempfile.TemporaryDirectory() as folder:
         for seed, name in enumerate(names):
-            written = write_adapter(Path(folder) / name, beside.adapters.model, rank=asked.rank, seed=seed, size=0.01)
+            written = write_adapter(
+                Path(folder) / name, beside.adapters.model, rank=asked.rank, seed=seed, size=0.01
+            )
             print(beside.adapters.mount(name, written))
     rows = {
         "without, none mounted": (plain, [""] * asked.rows),
@@ -66,7 +68,9 @@ def main() -> None:
             taken.setdefault(how, []).append(step_s(engine, adapters, asked.prompt, asked.new))
             if any(adapters):
                 recorded, engine._forward._recorded = engine._forward._recorded, None  # type: ignore[attr-defined]
-                taken.setdefault(f"{how}, unrecorded", []).append(step_s(engine, adapters, asked.prompt, asked.new))
+                taken.setdefault(f"{how}, unrecorded", []).append(
+                    step_s(engine, adapters, asked.prompt, asked.new)
+                )
                 engine._forward._recorded = recorded  # type: ignore[attr-defined]
     base = statistics.median(taken["without, none mounted"])
     print(f"\n{asked.rows} rows behind {asked.prompt} tokens, {asked.new} new, {asked.repeats} repeats")

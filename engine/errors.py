@@ -12,6 +12,7 @@ A person's fault is a type below `UserError`, whose message can be shown as it i
     │   │   ├── UnsupportedModel
     │   │   ├── UntrustedCode
     │   │   ├── AdapterError
+    │   │   │   └── AdapterTaken
     │   │   └── FetchFailed
     │   └── RequestError            one request
     │       ├── ContextLengthExceeded
@@ -70,6 +71,10 @@ class UntrustedCode(ModelError):
 
 class AdapterError(ModelError):
     """An adapter cannot be mounted beside the model, or not under this name."""
+
+
+class AdapterTaken(AdapterError):
+    """An adapter is mounted under this name already."""
 
 
 class FetchFailed(ModelError):

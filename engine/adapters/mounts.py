@@ -13,7 +13,7 @@ from typing import Any
 from engine.adapters.files import AdapterFiles, factors_of, layers_for, read
 from engine.adapters.layer import BASE, Factors, LowRank, low_rank_of, set_low_rank
 from engine.config import is_adapter_name
-from engine.errors import AdapterError, AdapterNotFound
+from engine.errors import AdapterError, AdapterNotFound, AdapterTaken
 from engine.forward import Forward
 from engine.model.memory import available_bytes, human_bytes
 from engine.probe import differs
@@ -137,7 +137,7 @@ class Adapters:
         if not is_adapter_name(name):
             raise AdapterError(f"{name!r} cannot be an adapter's name: letters, digits, dots, dashes and _ can")
         if name in self._by_name:
-            raise AdapterError(f"an adapter {name} is mounted already", hint="unmount it first")
+            raise AdapterTaken(f"an adapter {name} is mounted already", hint="unmount it first")
         if len(self._slots) >= MOST_ADAPTERS:
             raise AdapterError(f"{len(self._slots)} adapters are mounted, and no more may be")
 

@@ -106,7 +106,8 @@ class Engine:
         self.context_length = config.slot_context(loaded.context_length, self.num_slots)
         refusal = ADAPTED if config.adapter else OVER_RANKS if config.ranks else "" if loaded.continues else EMBEDS
         self.adapters = Adapters(loaded.model, self._forward, loaded.vocab_size, refusal=refusal)
-        mounted = [self.adapters.mount(name, folder) for name, folder in config.mounts.items()]
+        mounted = self.adapters.mount_all(config.mounts)
+        loaded = replace(loaded, weight_bytes=loaded.weight_bytes + self.adapters.num_bytes)
         self._speculation = speculation_of(
             config,
             loaded,

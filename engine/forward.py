@@ -147,10 +147,10 @@ class SpansForward:
                 span.storage.reserve(span.count)
         if self._recorded is None or not all(span.is_step for span in spans):
             return self._run(spans)
-        order = sorted(range(len(spans)), key=lambda place: spans[place].adapter)
-        if order == list(range(len(spans))):
+        if len({span.adapter for span in spans}) == 1:
             return self._run_recorded(self._recorded, spans)
         # As few recordings as may be: rows of one adapter follow each other.
+        order = sorted(range(len(spans)), key=lambda place: spans[place].adapter)
         logits = self._run_recorded(self._recorded, [spans[place] for place in order])
         return logits[mx.array(_places_before(spans, order), mx.int32)]
 

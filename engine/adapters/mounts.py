@@ -5,7 +5,7 @@ same weights. Runs on the engine's thread.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from engine.adapters.files import AdapterFiles, factors_of, layers_for, read
 from engine.adapters.layer import BASE, Factors, LowRank, low_rank_of, set_low_rank
 from engine.config import is_adapter_name
-from engine.errors import AdapterError, AdapterNotFound, AdapterTaken
+from engine.errors import AdapterError, AdapterNotFound, AdapterTaken, ModelError
 from engine.forward import Forward
 from engine.model.memory import available_bytes, human_bytes
 from engine.probe import differs
@@ -59,6 +59,12 @@ class Adapters:
         """How many were unmounted and are in use still."""
         return len(self._slots) - len(self._by_name)
 
+    @property
+    def num_bytes(self) -> int:
+        """What the factors of all take in memory."""
+        low_ranks = filter(None, map(low_rank_of, self._layers.values()))
+        return sum(LowRank.bytes_of(low_rank.factors) for low_rank in low_ranks)
+
     def number(self, name: str) -> int:
         """That of the adapter `name` of now; 0 for the model itself, which has no name. Raises AdapterNotFound."""
         if not name:
@@ -73,6 +79,16 @@ class Adapters:
         if not number:
             return BASE
         return 1 + next(place for place, one in enumerate(self._slots) if one.number == number)
+
+    def mount_all(self, folders: Mapping[str, Path]) -> list[Mounted]:
+        """Mount what belongs to the model from its load on. Raises ModelError: it is not loaded without."""
+        mounted = []
+        for name, folder in folders.items():
+            try:
+                mounted.append(self.mount(name, folder))
+            except AdapterError as error:
+                raise ModelError(f"adapter {name}: {error}", hint=error.hint) from error
+        return mounted
 
     def mount(self, name: str, folder: Path) -> Mounted:
         """Let rows choose what is in `folder` as `name`. What raises leaves everything as it was.

@@ -9,7 +9,7 @@ import pytest
 from mlx_lm.utils import load_adapters, load_model
 
 from engine.kernels import leaves
-from engine.plan import Piece, PrefillPlan
+from engine.plan import Piece, PrefillPlan, Tick
 from engine.request import Request
 from tests.adapters import write_adapter
 from tests.engines import BACKENDS, Guesses, Watched, drive
@@ -203,6 +203,24 @@ def test_rows_that_draft(tmp_path, arm):
     outputs, _ = drive(watched.engine, requests, drafts=guesses)
     assert outputs == list(alone.values())
     assert guesses.num_accepted > 10
+
+
+@pytest.mark.parametrize("arm", ARMS[1:])
+def test_a_row_that_was_preempted(tmp_path, arm):
+    watched = opened(tmp_path, arm)
+    requests = [of(watched.request("row", 20, 12, seed=seed), name) for seed, name in enumerate(("a", "b"))]
+    alone = alone_and_logits(watched, requests)
+    rows = [watched.engine.submit(request) for request in requests]
+    for row in rows:
+        watched.store(row, 100)
+    for _ in range(3):
+        watched.engine.step(rows)
+    watched.engine.run(Tick(preempt=(rows[1],)))
+    watched.engine.step(rows[:1])
+    watched.engine.prefill([Piece(rows[1], 0, len(rows[1].prefill_tokens))])
+    for row in rows:
+        watched.finish(row)
+    assert_rows(watched, rows, alone)
 
 
 @pytest.mark.parametrize("how", [{}, {"dora": True}, {"peft": True}, {"peft": True, "dora": True}], ids=str)

@@ -302,13 +302,15 @@ def test_settings(tmp_path) -> None:
     engine = Engine.open(config)
     assert [each.name for each in engine.adapters.mounted] == ["some-adapter", "other"]
     assert any(note.startswith("adapter: other (") for note in engine.notes)
+    assert engine.storable.weight_bytes == plain.storable.weight_bytes + engine.adapters.num_bytes
     for wrong in (("a=",), ("=x",), ("a:b=x",), ("a=x", "a=y"), ("",)):
         with pytest.raises(ConfigError, match="adapters"):
             EngineConfig(model=folder, adapters=wrong)
     with pytest.raises(ConfigError, match="beside a model as it is"):
         EngineConfig(model=folder, adapter=adapter, adapters=(f"a={adapter}",))
-    with pytest.raises(AdapterError, match="missing"):
+    with pytest.raises(ModelError, match=r"adapter a: .*missing") as caught:
         Engine.open(EngineConfig(model=folder, adapters=("a=/nowhere/at/all",)))
+    assert not isinstance(caught.value, AdapterError)  # a request that waits for the load is not at fault
 
 
 def test_none_beside_a_model_that_is_adapted_as_a_whole(tmp_path) -> None:

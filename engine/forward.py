@@ -159,10 +159,11 @@ class SpansForward:
             self._recorded.forget_adapted()
 
     def _run_recorded(self, recorded: RecordedSteps, spans: Sequence[Span]) -> mx.array:
+        slots = _slots(spans)
+        if not recorded.is_for(slots):
+            return self._run(spans)
         steps = [[int(token) for token in span.tokens] for span in spans]
-        logits = recorded.logits(
-            steps, [span.storage for span in spans], lambda: self._run(spans), adapters=_slots(spans)
-        )
+        logits = recorded.logits(steps, [span.storage for span in spans], lambda: self._run(spans), adapters=slots)
         if recorded.reason is None:
             self.launches.count(f"{_kept(spans)}_recorded", (span.storage for span in spans))
         return logits

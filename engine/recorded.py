@@ -25,6 +25,9 @@ from engine.kernels import native
 log = logging.getLogger(__name__)
 
 NUM_CHECKED = 2
+# Steps of one layout of adapters before it is recorded, which costs about as much as they lose, and how many
+# layouts are counted.
+PLAIN_FIRST, MOST_COUNTED = 4, 1024
 MOST_ADAPTED = 64  # recordings of steps with adapters; of more the one unused for longest is forgotten
 
 Rows = Sequence[DenseStorage | PagedStorage]
@@ -40,6 +43,7 @@ class RecordedSteps:
         self._choice = choice
         self._recordings: OrderedDict[Key, native.Recording] = OrderedDict()
         self._num_checked: Counter[Key] = Counter()
+        self._num_plain: Counter[Key] = Counter()
         self.reason: str | None = None
 
     def logits(
@@ -58,7 +62,7 @@ class RecordedSteps:
         num_tokens = sum(counts)
         if self.reason is not None:
             return plain()
-        key = num_tokens, tuple(adapters) if any(slot != BASE for slot in adapters) else ()
+        key = _key(adapters)
         if key not in self._recordings:
             try:
                 self._recordings[key] = self._record(num_tokens, adapters)
@@ -88,6 +92,19 @@ class RecordedSteps:
         """Drop the recordings of steps with adapters, which hold their weights."""
         for key in [key for key in self._recordings if key[1]]:
             self._drop(key)
+        self._num_plain.clear()
+
+    def is_for(self, adapters: Sequence[int]) -> bool:
+        """Whether a step of such tokens is to be recorded. One with adapters is once its layout has lasted, for
+        that ends whenever a row comes or goes. Counts the steps, so ask once.
+        """
+        key = _key(adapters)
+        if not key[1] or key in self._recordings:
+            return True
+        if len(self._num_plain) >= MOST_COUNTED:
+            self._num_plain.clear()
+        self._num_plain[key] += 1
+        return self._num_plain[key] > PLAIN_FIRST
 
     def _touch(self, key: Key) -> None:
         """Count this as used; of too many with adapters the one unused for longest goes."""
@@ -125,6 +142,10 @@ class RecordedSteps:
         self.reason = reason
         self._recordings.clear()
         return plain()
+
+
+def _key(adapters: Sequence[int]) -> Key:
+    return len(adapters), tuple(adapters) if any(slot != BASE for slot in adapters) else ()
 
 
 def _places(rows: Rows, counts: Sequence[int]) -> tuple[Any, ...]:

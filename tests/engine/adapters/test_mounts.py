@@ -12,7 +12,7 @@ from mlx_lm.utils import load_model
 
 from engine.adapters import mounts
 from engine.adapters.layer import low_rank_of
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Ranks
 from engine.engine import Engine
 from engine.errors import AdapterError, AdapterNotFound, ConfigError, MlxcelError, ModelError
 from engine.loop import EngineLoop
@@ -308,6 +308,8 @@ def test_settings(tmp_path) -> None:
             EngineConfig(model=folder, adapters=wrong)
     with pytest.raises(ConfigError, match="beside a model as it is"):
         EngineConfig(model=folder, adapter=adapter, adapters=(f"a={adapter}",))
+    with pytest.raises(ConfigError, match="several ranks"):
+        EngineConfig(model=folder, ranks=Ranks(0, 2, "localhost"), adapters=(f"a={adapter}",))
     with pytest.raises(ModelError, match=r"adapter a: .*missing") as caught:
         Engine.open(EngineConfig(model=folder, adapters=("a=/nowhere/at/all",)))
     assert not isinstance(caught.value, AdapterError)  # a request that waits for the load is not at fault

@@ -47,6 +47,7 @@ from engine.sample.force import force
 from engine.sample.grammar import Masks
 from engine.sample.measure import Measured, measure
 from engine.sample.state import Draw, draw_of
+from engine.size import AUTO
 from engine.speculate.choose import speculation_of
 from engine.speculate.drafter import Drafter
 from engine.verify import Verifier
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 
 ADAPTED = "an adapter is applied to the whole model (--adapter), and none can be mounted beside it"
 EMBEDS = "a model that embeds, and continues nothing, has no adapters beside it"
+LATER_SHARE = 0.05  # of what rows may take, for adapters that are mounted later: the budget left that free
 OVER_RANKS = "a model over several ranks has no adapters beside it"
 
 Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
@@ -128,6 +130,8 @@ class Engine:
             context_length=self.context_length,
         )
         self.prompts, self.memory, self.storable = self.room.prompts, self.room.memory, self.room.storable
+        if config.kv_cache_budget == AUTO and self.storable.budget_bytes is not None:
+            self.adapters.leave_room(int(LATER_SHARE * self.storable.budget_bytes))
         self._opening = Opening(
             config,
             self.language,

@@ -46,8 +46,8 @@ class Span:
     """A row's next tokens: ids, or an int array `[n]` whose values nobody has read yet.
 
     `num_sampled`: behind how many of the last of them logits are wanted. Without tokens they are those that the
-    storage came with. `pooled` is given the hidden states of all of them, in front of the output head. `adapter` is
-    the slot of that of the row.
+    storage came with. `pooled` is given the hidden states of all of them, in front of the output head. `adapter`
+    is the slot of that of the row.
     """
 
     storage: Any

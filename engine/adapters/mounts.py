@@ -48,6 +48,11 @@ class Adapters:
         self._by_name: dict[str, Mounted] = {}
         self._slots: list[Mounted] = []  # the first is that behind BASE
         self._layers: dict[str, Any] = {}
+        self._most_bytes: int | None = None
+
+    def leave_room(self, later_bytes: int) -> None:
+        """Let what is mounted from now on take so many bytes and no more: the rest is promised to rows."""
+        self._most_bytes = self.num_bytes + later_bytes
 
     @property
     def mounted(self) -> tuple[Mounted, ...]:
@@ -186,6 +191,12 @@ class Adapters:
 
     def _hold_room(self, mounted: Mounted, stacked: Sequence[Sequence[Factors | None]]) -> None:
         needed_bytes, free_bytes = sum(map(LowRank.bytes_of, stacked)), available_bytes()
+        if self._most_bytes is not None and needed_bytes > self._most_bytes:
+            raise AdapterError(
+                f"with {mounted.name} all adapters take {human_bytes(needed_bytes)}, and "
+                f"{human_bytes(self._most_bytes)} are left for them beside what rows may take",
+                hint="mount it at the start (--adapters), or bound the rows (--kv-cache-budget)",
+            )
         if needed_bytes > free_bytes:
             raise AdapterError(
                 f"the adapter {mounted.name} takes {human_bytes(needed_bytes)} with what is mounted beside it, "

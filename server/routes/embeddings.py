@@ -27,7 +27,10 @@ async def embeddings(request: Request) -> Response | ASGIApp:
         prompts = await served.bridge.text_work(lambda: _prompts(model, body, inputs))
         vectors = Vectors(
             served.bridge,
-            [Prompt(request_id, prompt, priority=priority, embedding=embedding) for prompt in prompts],
+            [
+                Prompt(request_id, prompt, priority=priority, embedding=embedding, adapter=served.adapter)
+                for prompt in prompts
+            ],
             model.num_slots,
         )
         vectors.begin()

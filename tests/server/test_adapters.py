@@ -85,6 +85,18 @@ async def test_the_models_name_chooses(checkpoint: Path, folder: Path) -> None:
             assert [answer["model"] for answer in answers] == list(names)
 
 
+async def test_embeddings_are_those_of_the_adapter(checkpoint: Path, folder: Path) -> None:
+    async with served(checkpoint, adapters=(f"red={folder / 'red'}",)) as service:
+        body = {"input": ["to be", "or not to be"]}
+        plain, red = [await service.answer("/v1/embeddings", body | {"model": name}) for name in ("tiny", "red")]
+        assert red["model"] == "tiny:red"
+        assert [one["embedding"] for one in red["data"]] != [one["embedding"] for one in plain["data"]]
+        again = await asyncio.gather(
+            *(service.answer("/v1/embeddings", body | {"model": n}) for n in ("tiny", "red"))
+        )
+        assert [one["data"] for one in again] == [plain["data"], red["data"]]
+
+
 async def test_clients_of_openai_and_anthropic(checkpoint: Path, folder: Path) -> None:
     with live(checkpoint, adapters=(f"red={folder / 'red'}",)) as server:
         client = openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)

@@ -244,6 +244,17 @@ def test_too_little_memory(watched, tmp_path, model, monkeypatch) -> None:
         watched.engine.adapters.mount("a", written(tmp_path, model))
 
 
+def test_what_is_mounted_later_takes_nothing_that_was_promised_to_rows(watched, tmp_path, model) -> None:
+    adapters = watched.engine.adapters
+    folders = [written(tmp_path, model, name, seed=seed) for seed, name in enumerate("ab")]
+    one_bytes = adapters.mount("a", folders[0]).num_bytes
+    adapters.leave_room(one_bytes - 1)
+    with pytest.raises(AdapterError, match="beside what rows may take"):
+        adapters.mount("b", folders[1])
+    adapters.leave_room(one_bytes)
+    adapters.mount("b", folders[1])
+
+
 def test_what_goes_waits_for_its_rows(watched, tmp_path, model) -> None:
     """Rows that have it end as they would have; the others' slots move, and they do not notice."""
     adapters = watched.engine.adapters

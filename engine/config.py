@@ -7,6 +7,7 @@ here (`setting_of`). This module knows neither flags nor files.
 import dataclasses
 import json
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -15,6 +16,7 @@ from engine.errors import ConfigError
 from engine.request import RESERVED_FOR_TEMPLATES, Loops, Sampling
 from engine.size import AUTO, Bound, Size
 
+ADAPTER_NAME = "a name has letters, digits, dots, dashes and _, and begins with a letter or a digit"
 SPLITS = ("auto", "tensor", "pipeline")
 STORAGE_BACKENDS = ("auto", "dense", "paged")
 CACHE_DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -93,6 +95,11 @@ def check_bounds(config: Any) -> None:
         if said is None or value is None:
             continue
         said.check(field.name, value)
+
+
+def is_adapter_name(text: str) -> bool:
+    """Whether an adapter can have this name, which stands behind a colon in that of a model."""
+    return re.fullmatch(r"[A-Za-z0-9][\w.-]{0,127}", text, re.ASCII) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +223,9 @@ class EngineConfig:
         "", "a JSON object: arguments that the chat template gets where a request does not say"
     )
     adapter: Path | None = setting(None, "a folder with LoRA or DoRA weights of mlx-lm, applied to the model")
+    adapters: tuple[str, ...] = setting(
+        (), "NAME=FOLDER of an adapter (LoRA or DoRA of mlx-lm, LoRA of PEFT) that requests may choose; repeatable"
+    )
     temp: float | None = setting(None, "default temperature; 0: greedy", minimum=0, maximum=100)
     top_k: int | None = setting(None, "default top-k; 0: off", minimum=0)
     top_p: float | None = setting(None, "default top-p; 1: off", minimum=0, maximum=1)
@@ -252,7 +262,7 @@ class EngineConfig:
                 f"split {self.split} is for several ranks, and this process is alone",
                 hint="mlx.launch -n 2 -- mlxcel serve MODEL starts two",
             )
-        _ = self.loops, self.drafting, self.template_arguments  # for what they raise
+        _ = self.loops, self.drafting, self.template_arguments, self.mounts  # for what they raise
 
     @property
     def loops(self) -> Loops | None:
@@ -286,6 +296,29 @@ class EngineConfig:
         if reserved := sorted(RESERVED_FOR_TEMPLATES & arguments.keys()):
             raise ConfigError("chat_template_args", f"chat_template_args: {reserved[0]} is not anybody's to set")
         return arguments
+
+    @property
+    def mounts(self) -> dict[str, Path]:
+        """The folders of the adapters that requests may choose, by name. Raises ConfigError."""
+        folders: dict[str, Path] = {}
+        for said in self.adapters:
+            before, equals, behind = said.partition("=")
+            folder = Path(behind if equals else before).expanduser()
+            name = before if equals else folder.name
+            if not is_adapter_name(name) or not str(folder).strip("."):
+                raise ConfigError("adapters", f"adapters: {said!r} is not NAME=FOLDER", hint=ADAPTER_NAME)
+            if name in folders:
+                raise ConfigError("adapters", f"adapters: two are named {name}")
+            folders[name] = folder
+        if folders and self.adapter is not None:
+            raise ConfigError(
+                "adapters",
+                "adapters are mounted beside a model as it is, and adapter changes all of it",
+                hint="leave one of them out",
+            )
+        if folders and self.ranks is not None:
+            raise ConfigError("adapters", "adapters are for one process: a model over several ranks has none")
+        return folders
 
     @property
     def drafting(self) -> Drafting:

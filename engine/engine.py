@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import mlx.core as mx
 
+from engine.adapters.mounts import Adapters
 from engine.cache import adapter, dtype
 from engine.cache.transfer import Transfer
 from engine.config import EngineConfig
@@ -46,11 +47,17 @@ from engine.sample.force import force
 from engine.sample.grammar import Masks
 from engine.sample.measure import Measured, measure
 from engine.sample.state import Draw, draw_of
+from engine.size import AUTO
 from engine.speculate.choose import speculation_of
 from engine.speculate.drafter import Drafter
 from engine.verify import Verifier
 
 log = logging.getLogger(__name__)
+
+ADAPTED = "an adapter is applied to the whole model (--adapter), and none can be mounted beside it"
+EMBEDS = "a model that embeds, and continues nothing, has no adapters beside it"
+LATER_SHARE = 0.05  # of what rows may take, for adapters that are mounted later: the budget left that free
+OVER_RANKS = "a model over several ranks has no adapters beside it"
 
 Sampler = Callable[[mx.array, Sequence[Draw]], mx.array]
 
@@ -100,6 +107,10 @@ class Engine:
         self.num_slots = config.num_slots(batches=self._forward.batches)
         slots = self.num_slots if self._forward.cuts else 1  # what keeps nothing has no context to be split
         self.context_length = config.slot_context(loaded.context_length, slots)
+        refusal = ADAPTED if config.adapter else OVER_RANKS if config.ranks else "" if loaded.continues else EMBEDS
+        self.adapters = Adapters(loaded.model, self._forward, loaded.vocab_size, refusal=refusal)
+        mounted = self.adapters.mount_all(config.mounts)
+        loaded = replace(loaded, weight_bytes=loaded.weight_bytes + self.adapters.num_bytes)
         self._speculation = speculation_of(
             config,
             loaded,
@@ -120,6 +131,8 @@ class Engine:
             context_length=self.context_length,
         )
         self.prompts, self.memory, self.storable = self.room.prompts, self.room.memory, self.room.storable
+        if config.kv_cache_budget == AUTO and self.storable.budget_bytes is not None:
+            self.adapters.leave_room(int(LATER_SHARE * self.storable.budget_bytes))
         self._opening = Opening(
             config,
             self.language,
@@ -137,6 +150,7 @@ class Engine:
             self._cold_plan,
             lambda logits, draws: self._sample(logits, draws),
             exact=compiled and self._forward.name == "spans",
+            slot=self.adapters.slot,
         )
         # What a row drafts follows from its last token, which a step submitted ahead does not know.
         ahead = mx.default_device() != mx.cpu if config.lookahead is None else config.lookahead
@@ -152,6 +166,7 @@ class Engine:
             *self.room.notes,
             *mixing_notes(config, self._forward),
             context_note(self.context_length, self.num_slots, config.shared_context(self.num_slots)),
+            *(f"adapter: {each}" for each in mounted),
             *filter(None, [self._speculation.note]),
         )
 
@@ -213,10 +228,13 @@ class Engine:
         )
 
     def submit(self, request: Request) -> Row:
-        """A row for `request`, without arrays yet. Raises ContextLengthExceeded, NeverFits, and RequestError for a
-        grammar that cannot be compiled, or an answer that has ended where it was begun.
+        """A row for `request`, without arrays yet. Raises ContextLengthExceeded, NeverFits, AdapterNotFound, and
+        RequestError for a grammar that cannot be compiled, or an answer that has ended where it was begun.
         """
-        return self._opening.row(request, self.memory.lacks(len(request.prompt)), self.drafts.stats().kind)
+        number = self.adapters.number(request.adapter)
+        row = self._opening.row(request, self.memory.lacks(len(request.prompt)), self.drafts.stats().kind)
+        row.adapter = number
+        return row
 
     def prefill(self, pieces: Iterable[Piece]) -> list[Event]:
         """Store the pieces; a row whose last piece this is gets its first token."""
@@ -439,14 +457,16 @@ class Engine:
         for piece in pieces:
             row, is_sampled = piece.row, _is_sampled(piece)
             tokens = row.prefill_tokens[piece.start : piece.stop]
-            spans.append(Span(row.storage, tokens, num_sampled=int(is_sampled), pooled=row.pooled))
+            slot = self.adapters.slot(row.adapter)
+            spans.append(Span(row.storage, tokens, int(is_sampled), pooled=row.pooled, adapter=slot))
             row.cursor = piece.stop
             if is_sampled:
                 sampled.append(row)
         for i, row in enumerate(rows):
             draft = drafts.get(row, ())
             last = [*row.output[-1:], *draft] if unread is None else unread[i : i + 1]
-            spans.append(Span(row.storage, last, num_sampled=1 + len(draft)))
+            slot = self.adapters.slot(row.adapter)
+            spans.append(Span(row.storage, last, num_sampled=1 + len(draft), adapter=slot))
             sampled.append(row)
         masks_of = self._masks.begin(sampled)
         logits = self._forward.run(spans)

@@ -11,10 +11,13 @@ A person's fault is a type below `UserError`, whose message can be shown as it i
     │   │   ├── ModelIncomplete
     │   │   ├── UnsupportedModel
     │   │   ├── UntrustedCode
+    │   │   ├── AdapterError
+    │   │   │   └── AdapterTaken
     │   │   └── FetchFailed
     │   └── RequestError            one request
     │       ├── ContextLengthExceeded
     │       ├── NeverFits
+    │       ├── AdapterNotFound
     │       ├── NoChatTemplate
     │       ├── NoEmbeddings
     │       ├── EmbeddingsOnly
@@ -66,6 +69,14 @@ class UntrustedCode(ModelError):
     """The checkpoint asks to run its own Python and that was not allowed."""
 
 
+class AdapterError(ModelError):
+    """An adapter cannot be mounted beside the model, or not under this name."""
+
+
+class AdapterTaken(AdapterError):
+    """An adapter is mounted under this name already."""
+
+
 class FetchFailed(ModelError):
     """A checkpoint could not be fetched by any of the ways tried."""
 
@@ -104,6 +115,10 @@ class NeverFits(RequestError):
 
     def __init__(self, message: str, *, param: str = "messages") -> None:
         super().__init__(message, param=param, hint="see --kv-cache-budget")
+
+
+class AdapterNotFound(RequestError):
+    """No adapter is mounted under this name, or no longer."""
 
 
 class NoChatTemplate(RequestError):

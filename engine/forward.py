@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from engine.adapters.layer import BASE, Choice
 from engine.cache.adapter import HeadSelection, SequenceStorage, layer_kinds
 from engine.cache.attend import Batch, PagedSpanLayer, Place, SpanLayer
 from engine.cache.kinds import LayerKind
@@ -45,13 +46,15 @@ class Span:
     """A row's next tokens: ids, or an int array `[n]` whose values nobody has read yet.
 
     `num_sampled`: behind how many of the last of them logits are wanted. Without tokens they are those that the
-    storage came with. `pooled` is given the hidden states of all of them, in front of the output head.
+    storage came with. `pooled` is given the hidden states of all of them, in front of the output head. `adapter`
+    is the slot of that of the row.
     """
 
     storage: Any
     tokens: Sequence[int] | mx.array
     num_sampled: int
     pooled: Pools | None = None
+    adapter: int = BASE
 
     @property
     def count(self) -> int:
@@ -76,6 +79,7 @@ class Forward(Protocol):
     Where `stores` says that rows of ours keep keys and values, `cache_dtype` is the type that they are stored in,
     or None: their own. `by_handles`: attention is run on what is stored, not on arrays given to the model.
     `kinds`: what each entry of a row's storage keeps, where the rows are ours. With `pages`, new rows are paged.
+    Adapted layers look at `choice` while the model is called.
     """
 
     name: str
@@ -88,6 +92,7 @@ class Forward(Protocol):
     kinds: Sequence[LayerKind]
     pages: Pages | None
     launches: Launches
+    choice: Choice
 
     def open(self) -> RowStorage:
         """Storage for a new row."""
@@ -102,6 +107,10 @@ class Forward(Protocol):
 
         Raises HeadNotFound where hidden states are wanted and not known.
         """
+        ...
+
+    def changed(self) -> None:
+        """Other adapters are mounted than before: forget what was kept of forwards with adapters."""
         ...
 
 
@@ -123,7 +132,8 @@ class SpansForward:
         self.kinds: Sequence[LayerKind] = layer_kinds(model)
         _refuse(self.kinds, lambda kind: kind.is_attention)
         self.launches = Launches()
-        self._recorded = RecordedSteps(model, self.kinds) if functions.are_used_by(model) else None
+        self.choice = Choice()
+        self._recorded = RecordedSteps(model, self.kinds, self.choice) if functions.are_used_by(model) else None
 
     def open(self) -> DenseStorage | PagedStorage:
         return self.pages.open() if self.pages else self.open_dense()
@@ -137,9 +147,24 @@ class SpansForward:
                 span.storage.reserve(span.count)
         if self._recorded is None or not all(span.is_step for span in spans):
             return self._run(spans)
+        if len({span.adapter for span in spans}) == 1:
+            return self._run_recorded(self._recorded, spans)
+        # As few recordings as may be: rows of one adapter follow each other.
+        order = sorted(range(len(spans)), key=lambda place: spans[place].adapter)
+        logits = self._run_recorded(self._recorded, [spans[place] for place in order])
+        return logits[mx.array(_places_before(spans, order), mx.int32)]
+
+    def changed(self) -> None:
+        if self._recorded is not None:
+            self._recorded.forget_adapted()
+
+    def _run_recorded(self, recorded: RecordedSteps, spans: Sequence[Span]) -> mx.array:
+        slots = _slots(spans)
+        if not recorded.is_for(slots):
+            return self._run(spans)
         steps = [[int(token) for token in span.tokens] for span in spans]
-        logits = self._recorded.logits(steps, [span.storage for span in spans], lambda: self._run(spans))
-        if self._recorded.reason is None:
+        logits = recorded.logits(steps, [span.storage for span in spans], lambda: self._run(spans), adapters=slots)
+        if recorded.reason is None:
             self.launches.count(f"{_kept(spans)}_recorded", (span.storage for span in spans))
         return logits
 
@@ -154,7 +179,7 @@ class SpansForward:
         caches = _views(spans, lambda layers: layer(batch, layers))
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
         ends = [place.start + at for place, span in zip(batch.places, spans, strict=True) for at in _sampled(span)]
-        with self._selection.of(ends, axis=0) as hidden:
+        with self._selection.of(ends, axis=0) as hidden, self.choice.of(_slots(spans)):
             logits: mx.array = self._model(ids, cache=caches)
             pool(spans, hidden, axis=0)
         _advance(spans)
@@ -182,6 +207,7 @@ class RowsForward:
         self._model = model
         self._selection = selection
         self._gathered = gathered
+        self.choice = Choice()
         self.launches = Launches()
         self.kinds: Sequence[LayerKind] = layer_kinds(model)
         _refuse(self.kinds, lambda kind: kind.is_known)
@@ -207,6 +233,9 @@ class RowsForward:
         wanted = [logits[id(span)] for span in spans if span.num_sampled]
         return mx.concatenate(wanted) if wanted else mx.zeros((0, 1))
 
+    def changed(self) -> None:
+        """Nothing is kept."""
+
     def _decode(self, spans: Sequence[Span]) -> list[mx.array]:
         """Logits `[1, vocab]` of each span."""
         batch = Batch(_places(spans))
@@ -218,7 +247,7 @@ class RowsForward:
 
         caches = _views(spans, attention)
         ids = mx.concatenate([span.ids() for span in spans])[:, None]
-        with self._selection.of(None, axis=0) as hidden:
+        with self._selection.of(None, axis=0) as hidden, self.choice.of(_slots(spans)):
             logits = self._model(ids, cache=caches)[:, -1, :]
             pool(spans, hidden, axis=0)
         _keep(caches, spans)
@@ -230,7 +259,7 @@ class RowsForward:
     def _prefill(self, span: Span) -> mx.array:
         """Logits `[num_sampled, vocab]` of the span."""
         caches = _views([span], lambda layers: SequenceLayer(layers[0]))
-        logits = _run_alone(self._model, self._selection, span, caches)
+        logits = _run_alone(self._model, self._selection, self.choice, span, caches)
         _keep(caches, [span])
         self.launches.count("alone", [span.storage])
         return logits
@@ -252,6 +281,7 @@ class AloneForward:
     def __init__(self, model: Any, selection: HeadSelection) -> None:
         self._model = model
         self._selection = selection
+        self.choice = Choice()
         self.launches = Launches()
 
     def open(self) -> SequenceStorage:
@@ -261,15 +291,22 @@ class AloneForward:
         return self.open()
 
     def run(self, spans: Sequence[Span]) -> mx.array:
-        logits = [_run_alone(self._model, self._selection, span, span.storage.caches) for span in spans]
+        logits = [
+            _run_alone(self._model, self._selection, self.choice, span, span.storage.caches) for span in spans
+        ]
         self.launches.count("alone", (span.storage for span in spans))
         return mx.concatenate(logits, axis=0)
 
+    def changed(self) -> None:
+        """Nothing is kept."""
 
-def _run_alone(model: Any, selection: HeadSelection, span: Span, caches: Sequence[Any]) -> mx.array:
+
+def _run_alone(
+    model: Any, selection: HeadSelection, choice: Choice, span: Span, caches: Sequence[Any]
+) -> mx.array:
     """One span as one sequence `[1, n]` over `caches`: logits `[num_sampled, vocab]`."""
     last = _sampled(span)
-    with selection.of(last, axis=1) as hidden:
+    with selection.of(last, axis=1) as hidden, choice.of([span.adapter]):
         logits: mx.array = model(span.ids()[None], cache=caches)[0]
         pool([span], hidden, axis=1)
     _advance([span])
@@ -290,6 +327,20 @@ def _kept(spans: Sequence[Span]) -> str:
 def _sampled(span: Span) -> list[int]:
     """Which of its tokens logits are wanted behind."""
     return list(range(span.count - span.num_sampled, span.count))
+
+
+def _slots(spans: Sequence[Span]) -> list[int]:
+    """That of every token's adapter."""
+    return [span.adapter for span in spans for _ in range(span.count)]
+
+
+def _places_before(spans: Sequence[Span], order: Sequence[int]) -> list[int]:
+    """Where each sampled token of `spans` is among those of the spans taken in `order`."""
+    starts, start = {}, 0
+    for place in order:
+        starts[place] = start
+        start += spans[place].num_sampled
+    return [starts[place] + at for place, span in enumerate(spans) for at in range(span.num_sampled)]
 
 
 def _places(spans: Sequence[Span]) -> list[Place]:

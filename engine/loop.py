@@ -402,6 +402,8 @@ class EngineLoop:
         warm_ups.add(self._take_expected())
         if not scheduler.has_work:
             warm_ups.advance()
+        in_use = (*scheduler.rows, *warm_ups.rows, *engine.verifier.rows)
+        engine.adapters.settle(row.adapter for row in in_use)
         self.metrics.stands(
             kv_bytes=engine.kv_bytes((*scheduler.rows, *warm_ups.rows)),
             kv_blocks=engine.kv_blocks,
@@ -433,6 +435,8 @@ class EngineLoop:
             question, deliver = self._questions.popleft()
             try:
                 answer = question(engine)
+            except MlxcelError as fault:
+                answer = fault
             except Exception as fault:
                 log.exception("a question to the engine failed")
                 answer = StepFailed(f"the engine could not answer: {fault}")

@@ -143,7 +143,7 @@ class PrefillPlan:
     def _comes_to(self, other: Row, row: Row) -> bool:
         """Whether `other` will be kept whole at a place that `row` can begin from, behind where it is now."""
         one, two = row.request, other.request
-        if row.cursor > other.cursor or not one.shares_with(two):
+        if row.cursor > other.cursor or not row.shares_with(other):
             return False
         tokens, others = row.prefill_tokens, other.prefill_tokens
         for stop in two.cuts[-2:]:
@@ -211,10 +211,9 @@ class PrefillPlan:
 
     def _shares(self, piece: Piece, taken: Piece) -> bool:
         """Whether the next block of `piece` is one that `taken` stores, so that its row can adopt it then."""
-        one, other = piece.row.request, taken.row.request
         if not self._block_tokens or piece.start != taken.start:
             return False
-        if not one.shares_with(other):
+        if not piece.row.shares_with(taken.row):
             return False
         step = self._grid_tokens or self._block_tokens
         end = (piece.start // step + 1) * step

@@ -13,6 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from engine.adapters.layer import BASE
 from engine.cache.adapter import HeadSelection, select_before_head
 from engine.encoder.encoder import Encoder
 from engine.encoder.forward import WholeForward
@@ -86,6 +87,22 @@ def probe(model: Any, vocab_size: int, modes: Mapping[str, Make] = MODES) -> tup
     return alone, Verdict("alone", "; ".join(_told(refusals)), tokens_per_s)
 
 
+def differs(forward: Forward, vocab_size: int, adapter: int) -> str:
+    """Why rows cannot choose the adapter of that slot, or an empty string: a row with it beside one without is
+    what each is alone.
+    """
+    try:
+        alone = _run(forward, vocab_size, together=False, adapter=adapter)
+        if not mx.isfinite(alone).all().item():
+            return "what it computes are no numbers: its weights are damaged"
+        worst = _difference(_run(forward, vocab_size, together=True, adapter=adapter), alone)
+    except Exception as fault:  # noqa: BLE001 - a model's code may raise anything; the reason is told
+        return _first_sentence(fault)
+    if worst > TOLERANCE.get(alone.dtype, TOLERANCE_HALF):
+        return f"a row with it differs beside others by {worst:.0e}"
+    return ""
+
+
 def _told(refusals: dict[str, list[str]]) -> list[str]:
     """Each reason once, behind the modes that it refuses."""
     batching = len(MODES) - 1
@@ -143,14 +160,19 @@ _LENGTHS = (2, 4)
 _NUM_TOKENS = sum(_LENGTHS) + 1
 
 
-def _run(forward: Forward, vocab_size: int, *, together: bool) -> mx.array:
-    """Logits of two rows: the first one's prompt, its first step beside the other's prompt, a step of both."""
+def _run(forward: Forward, vocab_size: int, *, together: bool, adapter: int = BASE) -> mx.array:
+    """Logits of two rows: the first one's prompt, its first step beside the other's prompt, a step of both. The
+    second has the adapter of that slot.
+    """
     short, long = ([(7 * i + n) % vocab_size for i in range(n)] for n in _LENGTHS)
-    first, second = forward.open(), forward.open()
+    first, second = forward.open_dense(), forward.open_dense()
     steps = [
         [Span(first, short, num_sampled=1)],
-        [Span(first, [11 % vocab_size], num_sampled=1), Span(second, long, num_sampled=1)],
-        [Span(second, [13 % vocab_size], num_sampled=1), Span(first, [5 % vocab_size], num_sampled=1)],
+        [Span(first, [11 % vocab_size], num_sampled=1), Span(second, long, num_sampled=1, adapter=adapter)],
+        [
+            Span(second, [13 % vocab_size], num_sampled=1, adapter=adapter),
+            Span(first, [5 % vocab_size], num_sampled=1),
+        ],
     ]
     logits = []
     for spans in steps:

@@ -176,7 +176,8 @@ class Request:
     `markup` is that of the answer, where it has any: stop strings then match what is said in it and nothing else.
     `thinking` bounds its reasoning. One that is `resumed` began elsewhere, one that `hands_over` leaves with what
     is stored when its next token is there. With an `embedding` it ends with its prompt, and shares nothing: the
-    hidden states of what is adopted are not there any more.
+    hidden states of what is adopted are not there any more. `adapter` is the name of a mounted one; without it the
+    model is as it is.
     """
 
     id: str
@@ -199,6 +200,7 @@ class Request:
     resumed: Resumed | None = None
     hands_over: bool = False
     embedding: Embedding | None = None
+    adapter: str = ""
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -210,10 +212,6 @@ class Request:
     def shares(self) -> bool:
         """Whether anything is taken from the prompt cache for it, or put into it."""
         return self.cache_prompt and self.embedding is None
-
-    def shares_with(self, other: "Request") -> bool:
-        """Whether one may begin with what the other has stored."""
-        return self.shares and other.shares and self.cache_salt == other.cache_salt
 
     @property
     def looks_back(self) -> bool:
@@ -260,6 +258,7 @@ class Row:
     `num_drafted` are the tokens that it brings to the next step beside its last one; `drafts` counts those of
     all steps. `arriving` is what it begins with that was stored elsewhere; one that `is_leaving` is not run again.
     `pooled` is what its embedding comes to so far, and belongs to the engine as `storage` does.
+    `adapter` is the number of what its request's was when it came, 0: none.
     """
 
     request: Request
@@ -286,10 +285,16 @@ class Row:
     drafts: DraftCounts = field(default_factory=DraftCounts)
     arriving: Arriving | None = None
     is_leaving: bool = False
+    adapter: int = 0
     prefill_tokens: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         self.prefill_tokens = self.request.prompt
+
+    def shares_with(self, other: "Row") -> bool:
+        """Whether one may begin with what the other has stored."""
+        one, two = self.request, other.request
+        return one.shares and two.shares and self.adapter == other.adapter and one.cache_salt == two.cache_salt
 
     @property
     def prefilled(self) -> bool:

@@ -40,7 +40,8 @@ class _Check:
 class Verifier:
     """Checks a share `rate` of the hits it is shown: of every 1 / rate hits, the last.
 
-    `exact`: the logits' bits must be equal. `plan` is that of a prompt of which nothing can be adopted.
+    `exact`: the logits' bits must be equal. `plan` is that of a prompt of which nothing can be adopted. `slot`
+    says where the forward finds the adapter of a row.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class Verifier:
         sample: Callable[[mx.array, Sequence[Draw]], mx.array],
         *,
         exact: bool,
+        slot: Callable[[int], int] = lambda number: 0,
     ) -> None:
         self._rate = rate
         self._forward = forward
         self._plan = plan
         self._sample = sample
         self._exact = exact
+        self._slot = slot
         self._num_hits = 0
         self._waiting: deque[_Check] = deque()
         self.num_checked = 0
@@ -65,6 +68,11 @@ class Verifier:
     @property
     def has_work(self) -> bool:
         return bool(self._waiting)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Those that are to be computed again."""
+        return tuple(check.cold for check in self._waiting)
 
     def samples(self, row: Row) -> bool:
         """Whether `row`, whose prompt's last piece runs, is a hit to be checked; counts the hits, so ask once."""
@@ -78,7 +86,8 @@ class Verifier:
 
         Where too many wait already, some are computed before this returns.
         """
-        cold = Row(replace(row.request, cache_prompt=False), row.limit_tokens, row.seed, None)
+        request = replace(row.request, cache_prompt=False)
+        cold = Row(request, row.limit_tokens, row.seed, None, adapter=row.adapter)
         self._waiting.append(_Check(cold, row.num_cached, draw, _numbers(logits), token))
         while len(self._waiting) > MAX_WAITING:
             self.advance()
@@ -102,7 +111,8 @@ class Verifier:
         """Logits `[1, vocab]` after the prompt's last token, evaluated; None while more pieces follow."""
         [piece] = self._plan.pieces([cold], decoding=True)
         cold.storage = cold.storage or self._forward.open_dense()
-        span = Span(cold.storage, cold.request.prompt[piece.start : piece.stop], num_sampled=int(piece.is_last))
+        tokens = cold.request.prompt[piece.start : piece.stop]
+        span = Span(cold.storage, tokens, num_sampled=int(piece.is_last), adapter=self._slot(cold.adapter))
         logits = self._forward.run([span])
         mx.eval(logits, cold.storage.arrays())
         cold.cursor = piece.stop

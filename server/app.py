@@ -19,6 +19,7 @@ from server.errors import NoRoute, error_response, shape_of
 from server.models import Models
 from server.page import FILES
 from server.record import Recorded, record_of
+from server.routes.adapters import list_adapters, mount_adapter, unmount_adapter
 from server.routes.cache import cache_stats, reset_cache
 from server.routes.chat import chat_completions
 from server.routes.common import Service, request_id_of
@@ -49,6 +50,9 @@ ROUTES = [
     Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
     Route("/v1/models", list_models, methods=["GET"]),
     Route("/v1/models/{id:path}", one_model, methods=["GET"]),
+    Route("/v1/adapters", list_adapters, methods=["GET"]),
+    Route("/v1/adapters", mount_adapter, methods=["POST"]),
+    Route("/v1/adapters/{name:path}", unmount_adapter, methods=["DELETE"]),
     Route("/v1/requests/{id}/cancel", cancel, methods=["POST"]),
     Route("/v1/cache/stats", cache_stats, methods=["GET"]),
     Route("/v1/internal/draft-policy", draft_policy, methods=["GET"]),

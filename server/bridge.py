@@ -10,7 +10,8 @@ import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
@@ -20,6 +21,9 @@ from engine.metrics import Metrics, Numbers
 from engine.request import CacheStats, Event, Failed, Output, Request
 from engine.speculate.policy import DraftPolicy
 from engine.watch import Moment
+
+if TYPE_CHECKING:
+    from engine.adapters.mounts import Mounted
 
 log = logging.getLogger(__name__)
 
@@ -230,6 +234,18 @@ class Bridge:
     async def reset_cache(self) -> int:
         """Drop what the prompt cache holds; the bytes that this freed. Raises as `cache_stats` does."""
         return await self._asked(lambda engine: engine.prompts.reset())
+
+    async def mount(self, name: str, folder: Path) -> "Mounted":
+        """Mount an adapter. Raises AdapterError, and as `cache_stats` does."""
+        return await self._asked(lambda engine: engine.adapters.mount(name, folder))
+
+    async def unmount(self, name: str) -> "Mounted":
+        """Let no request choose the adapter any more. Raises AdapterNotFound, and as `cache_stats` does."""
+        return await self._asked(lambda engine: engine.adapters.unmount(name))
+
+    async def mounted(self) -> "tuple[Mounted, ...]":
+        """The adapters that requests may choose. Raises as `cache_stats` does."""
+        return await self._asked(lambda engine: engine.adapters.mounted)
 
     async def draft_policy(self) -> DraftPolicy | None:
         """Whether drafting pays here, None where nobody drafts. Raises as `cache_stats` does."""

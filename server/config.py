@@ -73,6 +73,9 @@ class ServerConfig:
     models_pin: tuple[str, ...] = setting(
         (), "those of several models that are loaded from the start and never unloaded"
     )
+    adapter_dir: Path | None = setting(
+        None, "a folder whose adapters clients may mount by /v1/adapters; not given: they may mount none"
+    )
     log_level: str = setting("info", "the least that is logged", choices=LOG_LEVELS)
     log_format: str = setting("text", "how log lines are written", choices=("text", "json"))
     node_role: str = setting(
@@ -145,6 +148,9 @@ class ServerConfig:
         role, is_node = self.node_role, self.node_role in ("prefill", "decode")
         if role != "none" and self.models:
             raise ConfigError("models", f"models: a {role} of several processes serves one model")
+        if role != "none" and (self.engine.adapters or self.adapter_dir):
+            name = "adapters" if self.engine.adapters else "adapter_dir"
+            raise ConfigError(name, f"{name}: states of rows with an adapter cannot cross nodes ({role})")
         if role != "none" and self.engine.ranks is not None:
             raise ConfigError(
                 "node_role", f"node_role {role} is for one process: states of rows cannot cross ranks"

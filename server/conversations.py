@@ -46,11 +46,14 @@ class Turn:
 
 
 class Conversations:
-    """Serves the chat dialects of one application. `keeps`: there is a prompt cache that this is for."""
+    """Serves the chat dialects of one model, with its `adapter` if it has one. `keeps`: there is a prompt cache
+    that this is for.
+    """
 
-    def __init__(self, bridge: Bridge, name: str, *, keeps: bool, warms_up: bool) -> None:
+    def __init__(self, bridge: Bridge, name: str, *, keeps: bool, warms_up: bool, adapter: str = "") -> None:
         self._bridge = bridge
         self._name = name
+        self._adapter = adapter
         self._keeps = keeps
         self._warms_up = keeps and warms_up
         self._echo = Echo()
@@ -114,4 +117,5 @@ class Conversations:
             cache_salt=turn.cache_salt,
             prompt_cache_key=turn.prompt_cache_key,
             boundaries=(*boundaries, length + 1),
+            adapter=self._adapter,
         )

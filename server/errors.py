@@ -13,6 +13,9 @@ import msgspec
 from starlette.responses import Response
 
 from engine.errors import (
+    AdapterError,
+    AdapterNotFound,
+    AdapterTaken,
     ContextLengthExceeded,
     EmbeddingsOnly,
     EngineFault,
@@ -124,6 +127,9 @@ _INVALID = "invalid_request_error"
 # The first entry that the error is an instance of applies.
 _TABLE: tuple[tuple[type[Exception], _Face], ...] = (
     (UnknownModel, _Face(404, _INVALID, "model_not_found")),
+    (AdapterNotFound, _Face(404, _INVALID, "model_not_found")),
+    (AdapterTaken, _Face(409, _INVALID, "adapter_taken")),
+    (AdapterError, _Face(400, _INVALID, "adapter_refused")),
     (UnknownRequest, _Face(404, _INVALID, "request_not_found")),
     (UnknownResponse, _Face(404, _INVALID, "response_not_found")),
     (NotSupported, _Face(501, "not_supported_error")),

@@ -315,6 +315,7 @@ async def start(
     cache_prompt: bool = True,
     cache_salt: str = "",
     prompt_cache_key: str = "",
+    adapter: str = "",
     top_logprobs: int | None = None,
     loops: Loops | None = None,
     grammar: Grammar | None = None,
@@ -327,7 +328,8 @@ async def start(
 
     `thinking_tokens` bounds the reasoning of each; `tools` are those that may be called, and read by `tool_calls`,
     else as the model does it. A grammar holds what comes behind the reasoning. Raises RequestError for a prompt
-    that cannot run or a grammar that does not compile, QueueFull and EngineStopped.
+    that cannot run or a grammar that does not compile, QueueFull and EngineStopped. The answer fails where the
+    `adapter` was unmounted meanwhile.
     """
     for token, _ in sampling.logit_bias:
         _check_id(model, token, "logit_bias")
@@ -357,6 +359,7 @@ async def start(
                 grammar=grammar,
                 markup=prompted.markup,
                 thinking=thinking,
+                adapter=adapter,
             )
             for choice in range(num_choices)
         ]

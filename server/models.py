@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from starlette.types import Receive
@@ -38,20 +39,41 @@ SHARE = 0.9  # of what is free at the start, where nobody says how much the mode
 
 
 class Served:
-    """One model as routes see it: its name in answers, all its `names`, its engine, and what outlives a turn."""
+    """One model as routes see it: its name in answers, all its `names`, its engine, and what outlives a turn.
 
-    def __init__(self, config: ServerConfig, engine: EngineConfig, names: Sequence[str], bridge: Bridge) -> None:
+    With an `adapter` it is `base` with that, run by the same engine; `adapted` are those of a base by the names of
+    their adapters.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: EngineConfig,
+        names: Sequence[str],
+        bridge: Bridge,
+        *,
+        adapter: str = "",
+        base: "Served | None" = None,
+    ) -> None:
         self.name = names[0]
         self.names = names
         self.engine = engine
         self.bridge = bridge
-        self.feed = Feed(bridge)
+        self.adapter = adapter
+        self.base: Served = base or self
+        self.adapted: dict[str, Served] = {}
+        self.feed: Feed = Feed(bridge) if base is None else base.feed
         self.conversations = Conversations(
             bridge,
             self.name,
+            adapter=adapter,
             keeps=not engine.no_prompt_cache,
             warms_up=not config.no_warmup_next_turn,
         )
+
+
+def _names_with_adapters(base: Served) -> list[str]:
+    return [one.name for one in base.adapted.values()]
 
 
 class Lease:
@@ -92,7 +114,7 @@ class Models:
         if config.others:
             self._thread = MlxThread(stays=True)
             loop_options["thread"] = self._thread
-            engines |= {name: replace(config.engine, model=path) for name, path in config.others}
+            engines |= {name: replace(config.engine, model=path, adapters=()) for name, path in config.others}
             self._residency = self._decider(engines)
         self.served = [self._made(name, engine, loop_options) for name, engine in engines.items()]
         self._by_name = {name: one for one in reversed(self.served) for name in one.names}
@@ -119,7 +141,28 @@ class Models:
             **loop_options,
         )
         served = Served(self._config, engine, tuple(dict.fromkeys(own)), bridge)
+        for adapter in engine.mounts:
+            self._adapt(served, adapter)
         return served
+
+    def _adapt(self, base: Served, adapter: str) -> Served:
+        names = [f"{name}:{adapter}" for name in base.names]
+        one = Served(self._config, base.engine, names, base.bridge, adapter=adapter, base=base)
+        base.adapted[adapter] = one
+        return one
+
+    def keep_adapter(self, base: Served, adapter: str, folder: Path) -> Served:
+        """Have requests choose the adapter, which is mounted, and have it mounted whenever the model is loaded."""
+        base.engine = replace(base.engine, adapters=(*base.engine.adapters, f"{adapter}={folder}"))
+        return self._adapt(base, adapter)
+
+    def drop_adapter(self, one: Served) -> None:
+        """Have no request choose it from now on."""
+        base = one.base
+        del base.adapted[one.adapter]
+        kept = (f"{name}={folder}" for name, folder in base.engine.mounts.items() if name != one.adapter)
+        base.engine = replace(base.engine, adapters=tuple(kept))
+        one.conversations.close()
 
     @property
     def default(self) -> Served:
@@ -131,18 +174,27 @@ class Models:
         return self._residency is not None
 
     def find(self, asked: str) -> Served:
-        """The model of this name, or the default one where none is named. Raises UnknownModel."""
-        served = self._by_name.get(asked) if asked else self.default
+        """The model of this name, with the adapter behind its colon if it has one, or the default one where none
+        is named. An adapter that one model alone has may be named alone. Raises UnknownModel.
+        """
+        served = self._by_name.get(asked) or self._adapted(asked) if asked else self.default
         if served is None:
-            listed = ", ".join(name for one in self.served for name in one.names)
+            listed = ", ".join(name for one in self.served for name in (*one.names, *_names_with_adapters(one)))
             raise UnknownModel(
                 f"the model {asked[:MAX_ECHOED]!r} is not served here; served: {listed}", param="model"
             )
         return served
 
+    def _adapted(self, asked: str) -> Served | None:
+        model, _, adapter = asked.rpartition(":")
+        if (base := self._by_name.get(model)) is not None and adapter in base.adapted:
+            return base.adapted[adapter]
+        having = [one.adapted[asked] for one in self.served if asked in one.adapted]
+        return having[0] if len(having) == 1 else None
+
     def place(self, served: Served) -> Place | None:
         """Where it stands among several, or None: it is the only one."""
-        return self._places.get(served)
+        return self._places.get(served.base)
 
     def start(self) -> None:
         """Load what is to be there from the start; called on the event loop."""
@@ -186,7 +238,7 @@ class Models:
         """Wait until the model is there, and keep it there. Raises QueueFull, and what kept it from loading."""
         if self._residency is None:
             return Lease()
-        place = self._places[served]
+        place = self._places[served.base]
         try:
             self._check(place)
         except QueueFull:
@@ -225,7 +277,8 @@ class Models:
         if self._timer is not None:
             self._timer.cancel()
         for served in self.served:
-            served.conversations.close()
+            for one in (served, *served.adapted.values()):
+                one.conversations.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.request import PRIORITIES
+from server.adapters import AdapterBody
 from server.auth import OPEN_PATHS
 from server.bodies import CompletionBody
 from server.chat import ChatBody, Message, Tool
@@ -54,6 +55,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("POST", "/v1/messages/count_tokens"): Operation("how many tokens such a prompt has", CountBody),
     ("GET", "/v1/models"): Operation("what is served"),
     ("GET", "/v1/models/{id}"): Operation("one model that is served"),
+    ("GET", "/v1/adapters"): Operation("the adapters that are mounted"),
+    ("POST", "/v1/adapters"): Operation("mount an adapter beside a model", AdapterBody),
+    ("DELETE", "/v1/adapters/{name}"): Operation("unmount an adapter"),
     ("POST", "/v1/requests/{id}/cancel"): Operation("end a request that runs or waits"),
     ("GET", "/v1/cache/stats"): Operation("what the prompt cache holds", query=("model",)),
     ("GET", "/v1/internal/draft-policy"): Operation(

@@ -138,7 +138,9 @@ def _override(module: nn.Module, method: str, selection: HeadSelection) -> None:
         selected: mx.array = run(self, selection.select(hidden))
         return selected
 
-    module.__class__ = type(f"Selecting{original.__name__}", (original,), {method: on_selection})
+    module.__class__ = type(
+        f"Selecting{original.__name__}", (original,), {method: on_selection, "selects_tokens": True}
+    )
 
 
 def install_attention() -> None:

@@ -274,7 +274,12 @@ class PromptCache:
 
     def _key(self, row: Row) -> Hashable:
         """Whose what is kept is. A prompt with turns is cut where one without is not."""
-        return (*self._identity, row.request.cache_salt, not self._cuts and bool(row.request.boundaries))
+        return (
+            *self._identity,
+            row.adapter,
+            row.request.cache_salt,
+            not self._cuts and bool(row.request.boundaries),
+        )
 
 
 def _is_named(row: Row) -> bool:

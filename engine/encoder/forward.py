@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from engine.adapters.layer import Choice
 from engine.cache.kinds import LayerKind
 from engine.cache.pages import Pages
 from engine.encoder.encoder import Encoder
@@ -41,6 +42,7 @@ class WholeForward:
 
     def __init__(self, model: Encoder) -> None:
         self._model = model
+        self.choice = Choice()
         self.launches = Launches()
 
     def open(self) -> NoStorage:
@@ -57,3 +59,6 @@ class WholeForward:
             span.storage.length = span.count
         self.launches.count("whole", (span.storage for span in spans))
         return mx.zeros((0, 1))
+
+    def changed(self) -> None:
+        """An encoder has no adapters beside it."""

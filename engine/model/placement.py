@@ -202,7 +202,7 @@ def packed_layers(model: Any) -> dict[str, Any]:
 def unpacked(layer: Any) -> Any:
     """A float32 layer in place of the packed `layer`, not evaluated yet."""
     plain = _UNPACKED[type(layer)](layer)
-    plain.weight = _expanded_weight(layer)
+    plain.weight = expanded_weight(layer)
     if "bias" in layer:
         plain.bias = layer.bias
     return plain
@@ -255,7 +255,7 @@ def _expand(model: Any, packed: dict[str, Any]) -> None:
     model.eval()
 
 
-def _expanded_weight(module: Any) -> mx.array:
+def expanded_weight(module: Any) -> mx.array:
     """The values that the packed weight stands for: scales are widened first, so nothing is rounded to half."""
     scales, biases = module.scales, module.get("biases")
     if module.mode == "affine":

@@ -63,7 +63,7 @@ class ToldForward:
         self.name, self.on_grid, self.cuts = forward.name, forward.on_grid, forward.cuts
         self.batches = forward.batches
         self.stores, self.by_handles = forward.stores, forward.by_handles
-        self.kinds, self.launches = forward.kinds, forward.launches
+        self.kinds, self.launches, self.choice = forward.kinds, forward.launches, forward.choice
 
     @property
     def cache_dtype(self) -> mx.Dtype | None:
@@ -89,6 +89,9 @@ class ToldForward:
             if self._fail is not None:
                 self._fail(fault)
             raise
+
+    def changed(self) -> None:
+        """No adapter is mounted beside a model over several ranks."""
 
     def _numbered(self, storage: RowStorage) -> RowStorage:
         number = next(self._next_number)

@@ -50,7 +50,7 @@ class Sizes:
 
     def engine(self, settings: Any, model: Any) -> EngineConfig:
         """The engine's configuration: room for the largest batch, and nothing taken from the prompt cache."""
-        fixed = {"parallel": max(self.batches), "kv_unified": True, "no_prompt_cache": True}
+        fixed = {"parallel": max(self.batches), "kv_unified": True, "no_prompt_cache": True, "adapters": ()}
         config: EngineConfig = settings.engine(model, **fixed)
         return config
 

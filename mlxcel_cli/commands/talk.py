@@ -374,6 +374,9 @@ def _schema_format(file: Path) -> dict[str, Any]:
 def _own_server(settings: config.Settings, *, once: bool) -> ServerConfig:
     """The server in this process: one slot, and greedy where neither the person nor the checkpoint says."""
     reference = checkpoint.chosen(settings)
-    fixed = {"parallel": 1, "fallback_sampling": GREEDY} | ({"no_prompt_cache": True} if once else {})
+    # Settings for several requests are none of a talk's: its model is the one that it names.
+    fixed = {"parallel": 1, "fallback_sampling": GREEDY, "adapters": ()} | (
+        {"no_prompt_cache": True} if once else {}
+    )
     engine = settings.engine(Path(reference), **fixed)
     return checkpoint.in_place(ServerConfig(engine=engine, model_id=reference))

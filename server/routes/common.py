@@ -96,7 +96,10 @@ async def read_body(request: Request, body_type: type[Body]) -> Body:
 
 
 def served_of(request: Request, asked: str = "") -> Served:
-    """The model that `asked` names, or the default one where it is empty. Raises UnknownModel."""
+    """The model that `asked` names, with its adapter, or the default one where it is empty.
+
+    Raises UnknownModel.
+    """
     served = service_of(request).models.find(asked)
     record_of(request).model = served.name
     return served
@@ -219,6 +222,7 @@ async def begun(
         cache_prompt=body.cache_prompt,
         cache_salt=body.cache_salt,
         prompt_cache_key=body.prompt_cache_key,
+        adapter=served.adapter,
         top_logprobs=body.num_logprobs(),
         loops=body.loops(served.engine.loops),
         grammar=grammar or body.constraint(),

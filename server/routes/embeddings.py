@@ -28,7 +28,14 @@ async def embeddings(request: Request) -> Response | ASGIApp:
         vectors = Vectors(
             served.bridge,
             [
-                Prompt(request_id, prompt, choice=place, priority=priority, embedding=embedding)
+                Prompt(
+                    request_id,
+                    prompt,
+                    choice=place,
+                    priority=priority,
+                    embedding=embedding,
+                    adapter=served.adapter,
+                )
                 for place, prompt in enumerate(prompts)
             ],
             model.num_slots,

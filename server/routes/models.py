@@ -17,6 +17,8 @@ def _described(service: Service, served: Served) -> dict[str, Any]:
         "created": service.started_s,
         "owned_by": "mlxcel",
     }
+    if served.adapter:
+        described["parent"] = served.base.name
     if (place := service.models.place(served)) is not None:
         described["status"] = {
             "value": place.state,
@@ -33,7 +35,8 @@ def _described(service: Service, served: Served) -> dict[str, Any]:
 
 async def list_models(request: Request) -> Response:
     service = service_of(request)
-    described = [_described(service, served) for served in service.models.served]
+    all_served = [one for base in service.models.served for one in (base, *base.adapted.values())]
+    described = [_described(service, served) for served in all_served]
     return json_response({"object": "list", "data": described})
 
 

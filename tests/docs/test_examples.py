@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from mlx_lm.utils import load_model
 
 from engine.model.store import BUILT_IN, Store
+from tests.adapters import write_adapter
 from tests.cluster import Node, free_ports, until
 from tests.tiny import write_checkpoint
 
@@ -105,10 +107,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def server(model: Path, place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     """What stands at the port that the pages name."""
     checkpoint = model / "models" / "mlxcel" / "smollm2-135m"
-    node = Node("server", [str(checkpoint), "--alias", "smollm2-135m"], tmp_path_factory.mktemp("server"))
+    options = ["--alias", "smollm2-135m", "--adapters", str(place / "adapters" / "sql")]
+    node = Node("server", [str(checkpoint), *options], tmp_path_factory.mktemp("server"))
     node.start()
     try:
         until(node.healthy, "the server")
@@ -121,7 +124,9 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 def place(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the files that the pages name are there."""
     folder = tmp_path_factory.mktemp("place")
-    write_checkpoint(folder / "my-model")
+    adapted, _ = load_model(write_checkpoint(folder / "my-model"))
+    for name in ("sql", "chat"):
+        write_adapter(folder / "adapters" / name, adapted)
     (folder / "main.py").write_text("print('hello')\n")
     (folder / "pyproject.toml").write_text('[project]\nname = "hello"\n')
     (folder / "notes.txt").write_text("It says hello.\n")

@@ -6,7 +6,8 @@ import pytest
 from engine.cache.pages import Pages
 from engine.forward import Span, SpansForward
 from engine.kernels import leaves, native
-from engine.recorded import NUM_CHECKED
+from engine.recorded import NUM_CHECKED, PLAIN_FIRST
+from tests.adapters import write_adapter
 from tests.engines import Watched
 from tests.tiny import VOCAB_SIZE
 from tests.zoo import zoo_loaded, zoo_model
@@ -119,3 +120,39 @@ def test_a_recording_that_is_wrong_is_dropped(monkeypatch):
     one, other = steps(forward, [5], 4), steps(plain, [5], 4)
     assert all(mx.array_equal(a, b) for a, b in zip(one, other, strict=True))
     assert "differs" in forward._recorded.reason
+
+
+def test_layouts_of_adapters_that_last_are_recorded_and_few_are_kept(tmp_path, monkeypatch):
+    """One that two steps have is not; of many the one unused for longest goes, and a mount forgets them all."""
+    monkeypatch.setattr("engine.recorded.MOST_ADAPTED", 2)
+    model = zoo_model("llama")
+    leaves.replace(model)
+    watched = Watched(zoo_loaded(model), mode="spans", parallel=4)
+    for seed, name in enumerate(("a", "b")):
+        watched.engine.adapters.mount(name, write_adapter(tmp_path / name, model, seed=seed))
+    forward = watched.engine._forward
+    recorded = forward._recorded
+
+    def layouts():
+        return [key[1] for key in recorded._recordings if key[1]]
+
+    def step(slots, num_steps):
+        rows = [forward.open_dense() for _ in slots]
+        for row, slot in zip(rows, slots, strict=True):
+            mx.eval(forward.run([Span(row, [3, 5, 7], 1, slot)]), *row.arrays())
+        for _ in range(num_steps):
+            mx.eval(forward.run([Span(row, [9], 1, slot) for row, slot in zip(rows, slots, strict=True)]))
+
+    recorded.forget_adapted()
+    step([1, 2], PLAIN_FIRST)
+    assert layouts() == []
+    step([2, 1], NUM_CHECKED + 2)  # the same layout, in another order
+    assert layouts() == [(1, 2)]
+    for slots in ([0, 1], [1, 2], [2, 2]):
+        step(slots, PLAIN_FIRST + 1)
+    assert layouts() == [(1, 2), (2, 2)]
+    assert recorded.reason is None
+    step([0, 0], 3)
+    watched.engine.adapters.mount("c", write_adapter(tmp_path / "c", model, seed=3))
+    assert layouts() == []
+    assert (2, ()) in recorded._recordings

@@ -6,9 +6,11 @@ from typing import Any
 import openapi_spec_validator
 import pytest
 
+from engine.model.load import load
 from server.app import ROUTES
 from server.openapi import OPERATIONS, document
 from server.validate import MEANINGLESS, neutral_of
+from tests.adapters import write_adapter
 from tests.serving import served
 
 pytestmark = pytest.mark.anyio
@@ -61,14 +63,15 @@ async def test_what_is_declared_is_known_and_what_is_not_is_refused(tiny: Path, 
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_every_value_that_asks_for_nothing_is_accepted(tiny: Path, path: str) -> None:
+async def test_every_value_that_asks_for_nothing_is_accepted(tiny: Path, tmp_path: Path, path: str) -> None:
     least: dict[str, Any] = {"content": "a", "tokens": [1], "prompt": "a", "input": "a"}
+    least |= {"name": "red", "path": write_adapter(tmp_path / "red", load(tiny).model).name}
     least["messages"] = [{"role": "user", "content": "a"}]
     properties = properties_of(path)
     body = {name: value for name, value in least.items() if name in properties}
     if OPERATIONS["POST", path].generates:
         body["max_tokens" if "max_tokens" in properties else "max_output_tokens"] = 1
-    async with served(tiny) as service:
+    async with served(tiny, server={"adapter_dir": tmp_path}) as service:
         for name, values in neutral_of(BODIES[path]).items():
             if name in BODIES[path].__struct_fields__:
                 continue

@@ -1,0 +1,1 @@
+"""Adapters that are mounted beside a model and chosen row by row."""

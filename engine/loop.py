@@ -15,19 +15,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, StepFailed
 from engine.handover import Arriving
-from engine.language import Language
 from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
 from engine.request import (
     PRIORITIES,
     Embedded,
-    Embedding,
     Event,
     Failed,
     Handed,
@@ -35,10 +32,9 @@ from engine.request import (
     Progress,
     Request,
     Row,
-    Sampling,
-    Storable,
 )
 from engine.scheduler import Scheduler
+from engine.served import ServedModel, Slot
 from engine.turns import MlxThread
 from engine.warmup import MAX_WAITING, WarmUps
 from engine.watch import Watch
@@ -50,46 +46,6 @@ log = logging.getLogger(__name__)
 
 MAX_FAULTS_IN_A_ROW = 5
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel(Language):
-    """What the rest of the process may know of the loaded model; safe to use from any thread.
-
-    `lacks` says why a prompt of so many tokens could never be stored, or None. `embedding` is what an embedding is
-    where a request does not say, None where the model gives none; `continues`: it continues prompts.
-    """
-
-    context_length: int
-    default_sampling: Sampling
-    num_slots: int
-    notes: tuple[str, ...]
-    storable: Storable
-    lacks: Callable[[int], str | None]
-    cuts_at_turns: bool = False
-    storage_backend: str = "dense"
-    embedding: Embedding | None = None
-    continues: bool = True
-
-    @classmethod
-    def speaking(cls, language: Language, **said: Any) -> "ServedModel":
-        """The model of this language; `said` are all further fields."""
-        return cls(**{field.name: getattr(language, field.name) for field in fields(language)}, **said)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """What one slot does now: the request in it, and how far that is. `task` numbers all requests.
-
-    `stored_tokens` of the prompt are there, `cached_tokens` of them from the prompt cache.
-    """
-
-    task: int
-    request: Request
-    stored_tokens: int
-    cached_tokens: int
-    decoded_tokens: int
-    remaining_tokens: int
 
 
 def open_engine(config: EngineConfig) -> "Engine":
@@ -330,19 +286,7 @@ class EngineLoop:
             self._die(EngineStopped(f"the model could not be loaded: {fault}"))
             return False
         self._num_slots = engine.num_slots
-        self.model = ServedModel.speaking(
-            engine.language,
-            context_length=engine.context_length,
-            default_sampling=engine.default_sampling,
-            num_slots=engine.num_slots,
-            notes=engine.notes,
-            storable=engine.storable,
-            lacks=engine.memory.lacks,
-            cuts_at_turns=engine.cuts_at_turns,
-            storage_backend=engine.storage_backend,
-            embedding=engine.pooler.embedding,
-            continues=engine.continues,
-        )
+        self.model = ServedModel.of_engine(engine)
         scheduler = self._scheduler = Scheduler(
             engine.plan(),
             num_slots=engine.num_slots,

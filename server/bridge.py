@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError
 from engine.handover import Arriving, Identity
-from engine.loop import EngineLoop, ServedModel, Slot, Ticket
+from engine.loop import EngineLoop, Ticket
 from engine.metrics import Metrics, Numbers
 from engine.request import CacheStats, Event, Failed, Output, Request
+from engine.served import ServedModel, Slot
 from engine.speculate.policy import DraftPolicy
 from engine.watch import Moment
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from engine.cache.prefix import num_same
 from engine.errors import MlxcelError
-from engine.loop import ServedModel
 from engine.request import Request
+from engine.served import ServedModel
 from engine.text.template import text_of
 from engine.text.toolcalls import Tools
 from server.bridge import Bridge

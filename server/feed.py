@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from engine.loop import Slot
+from engine.served import Slot
 from engine.watch import Moment
 from server.bridge import Bridge
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import ContextLengthExceeded, EmbeddingsOnly, MlxcelError, NeverFits, RequestError
-from engine.loop import ServedModel
 from engine.request import (
     DraftCounts,
     Grammar,
@@ -28,6 +27,7 @@ from engine.request import (
     Timings,
     TokenLogprob,
 )
+from engine.served import ServedModel
 from engine.text.continued import Continued
 from engine.text.filter import Markup
 from engine.text.forcedcalls import arguments_schema, call_grammar, forced

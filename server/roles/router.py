@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from engine.config import EngineConfig
 from engine.errors import EngineStopped, MlxcelError, QueueFull
 from engine.handover import Arriving, Identity
-from engine.loop import ServedModel, Slot, Ticket
+from engine.loop import Ticket
 from engine.metrics import Metrics, Numbers, Outcome
 from engine.plan import Tick
 from engine.request import Event, Failed, Output, Request, Row
+from engine.served import ServedModel, Slot
 from engine.watch import Watch
 from server.errors import NO_NODE, NoNode, NotSupported
 from server.roles import wire

@@ -19,8 +19,9 @@ import zmq
 
 from engine.errors import EngineStopped, MlxcelError, NoEmbeddings, QueueFull, StepFailed
 from engine.handover import Arriving, Departing
-from engine.loop import ServedModel, Ticket
+from engine.loop import Ticket
 from engine.request import Embedded, Event, Failed, Handed, Output, Progress
+from engine.served import ServedModel
 from engine.text.tokens import Tokens
 from server.bridge import Bridge
 from server.roles import wire

@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from engine.errors import RequestError
-from engine.loop import ServedModel
 from engine.request import PRIORITIES, Grammar, Priority, TokenLogprob
+from engine.served import ServedModel
 from server.bodies import GenerationBody
 from server.config import ServerConfig
 from server.continued import Responses

@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.loop import ServedModel
 from engine.request import TokenLogprob
+from engine.served import ServedModel
 from server.generate import Answer, Prompted, text_prompts
 from server.llama import NativeCompletionBody, projected
 from server.logprobs import Logprobs, Spell, listed

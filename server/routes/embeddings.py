@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from engine.loop import ServedModel
 from engine.request import Request as Prompt
+from engine.served import ServedModel
 from server.embeddings import EmbeddingsBody, Input, written
 from server.generate import check_ids, encode
 from server.routes.common import deliver, priority_of, read_body, request_id_of, served_of

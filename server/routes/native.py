@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.loop import ServedModel, Slot
 from engine.request import Sampling
+from engine.served import ServedModel, Slot
 from server.errors import ModelLoading, NoFreeSlot, json_response
 from server.models import Served
 from server.routes.common import loaded

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.errors import RequestError
-from engine.loop import ServedModel
 from engine.request import Priority
+from engine.served import ServedModel
 from server.chat import ChatBody
 from server.conversations import Turn
 from server.generate import Answer, Prompted, chat_prompt, forced_calls, name_schema

@@ -20,6 +20,7 @@
 #include <sys/auxv.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -30,7 +31,7 @@
 #define MAGIC "mlxcel\0\1"
 
 enum { MAGIC_SIZE = 8, SIZE_SIZE = 8, DIGEST_SIZE = 16, TRAILER_SIZE = MAGIC_SIZE + SIZE_SIZE + DIGEST_SIZE };
-enum { BLOCK = 512, CHUNK = 1 << 16 };
+enum { BLOCK = 512, CHUNK = 1 << 16, UNUSED_S = 30 * 24 * 60 * 60 };
 
 extern char **environ;
 
@@ -220,6 +221,40 @@ static void make_folders(char *folder) {
   }
 }
 
+// Hold the program for as long as this process lives, and note that it was started. False: it is being removed.
+static bool hold(const char *whole) {
+  int folder = open(whole, O_RDONLY | O_DIRECTORY);  // stays open in the program
+  if (folder < 0 || (flock(folder, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK)) return false;
+  futimens(folder, NULL);
+  return true;
+}
+
+static bool is_unused(int programs, const char *name) {
+  struct stat found;
+  int folder = openat(programs, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  return folder >= 0 && fstat(folder, &found) == 0 && found.st_mtime < time(NULL) - UNUSED_S &&
+         flock(folder, LOCK_EX | LOCK_NB) == 0;  // until this process ends
+}
+
+// Remove what killed starts left, and other versions that nobody has started for long. The lock is held.
+static void sweep(const char *folder, const char *digest) {
+  int programs = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *entries = programs < 0 ? NULL : fdopendir(programs);
+  for (struct dirent *entry; entries && (entry = readdir(entries));) {
+    const char *name = entry->d_name;
+    char gone[PATH_MAX];
+    snprintf(gone, sizeof gone, NEW_PREFIX "%s", name);
+    if (strncmp(name, NEW_PREFIX, strlen(NEW_PREFIX)) == 0) {
+      remove_tree(programs, name);
+    } else if (strlen(name) == DIGEST_SIZE && strspn(name, "0123456789abcdef") == DIGEST_SIZE &&
+               strcmp(name, digest) != 0 && is_unused(programs, name) &&
+               renameat(programs, name, programs, gone) == 0) {
+      remove_tree(programs, gone);
+    }
+  }
+  if (entries) closedir(entries);
+}
+
 // Unpack into `whole`, one start at a time. A start that was killed leaves a folder of another name, which goes.
 static void unpack_once(struct archive *archive, char *programs, const char *digest, const char *whole) {
   char path[PATH_MAX];
@@ -229,15 +264,14 @@ static void unpack_once(struct archive *archive, char *programs, const char *dig
   if (lock < 0) fail(HINT, "%s cannot be written: %s", path, strerror(errno));
   if (flock(lock, LOCK_EX) != 0) fail(HINT, "%s cannot be locked: %s", path, strerror(errno));
   if (access(whole, F_OK) == 0) return;  // by the start that held the lock until now
+  sweep(programs, digest);
   join(path, programs, NEW_PREFIX);
-  snprintf(partial, sizeof partial, "%s%s", path, digest);
-  remove_tree(AT_FDCWD, partial);
   if (isatty(STDERR_FILENO)) fprintf(stderr, "unpacking into %s, once\n", whole);
-  if (mkdir(partial, 0755) != 0) fail(HINT, "%s cannot be made: %s", partial, strerror(errno));
+  if (snprintf(partial, sizeof partial, "%s%s", path, digest) >= PATH_MAX || mkdir(partial, 0755) != 0)
+    fail(HINT, "%s cannot be made: %s", partial, strerror(errno));
   unpack(archive);
   if (rename(partial, whole) != 0) fail(HINT, "%s cannot be made: %s", whole, strerror(errno));
   *partial = 0;
-  close(lock);
 }
 
 // Whether the program is there, and nobody but this person and root can have put it there.
@@ -275,7 +309,10 @@ int main(int argc, char **argv) {
   settle_home();
   programs_folder(programs);
   join(whole, programs, digest);
-  if (!is_ready(whole)) unpack_once(archive, programs, digest, whole);
+  if (!is_ready(whole) || !hold(whole)) {
+    unpack_once(archive, programs, digest, whole);
+    hold(whole);
+  }
   join(python, whole, PYTHON);
   join(program, whole, PROGRAM);
   join(folder, whole, "bin");

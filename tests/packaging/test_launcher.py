@@ -1,11 +1,13 @@
 """The executable unpacks what it carries once, whole or not at all, and starts it as its own from then on."""
 
+import fcntl
 import os
 import resource
 import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 from tests.packaging.executable import packed
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the executable is for Linux")
-TELLS = '#!/bin/sh\nprintf "%s\\n" "$0" "$@"\nenv | grep -E "^(PYTHON|LD_|HOME)"\n'
+TELLS = '#!/bin/sh\nprintf "%s\\n" "$0" "$@"\nenv | grep -E "^(PYTHON|LD_|HOME)"\n[ "$3" != wait ] || read x\n'
 LONG = f"{'folder' * 15}/{'file' * 20}"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -54,10 +56,47 @@ def test_starts_what_it_carries_from_where_it_unpacked_it(run: Run, tmp_path: Pa
 
 def test_a_later_start_writes_nothing(run: Run, tmp_path: Path) -> None:
     run()
+    (name,) = unpacked(tmp_path)
     folder = tmp_path / ".cache/mlxcel/binary"
-    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != name}
     run()
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != name} == before
+
+
+def test_a_first_start_removes_what_killed_ones_left_and_what_nobody_starts(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / ".cache/mlxcel/binary"
+    old_s = time.time() - 31 * 24 * 60 * 60
+    kept = {"0123456789abcdef": time.time(), "fedcba9876543210": old_s, "ABCDEF0123456789": old_s, "notes": old_s}
+    for name, started_s in {**kept, "0000000000000000": old_s, ".new-0000000000000001": time.time()}.items():
+        (folder / name / "bin").mkdir(parents=True)
+        (folder / name / "bin/python3").write_text("")
+        os.utime(folder / name, (started_s, started_s))
+    held = os.open(folder / "fedcba9876543210", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    assert run().returncode == 0
+    os.close(held)
+    (name,) = set(unpacked(tmp_path)) - set(kept)
+    assert set(unpacked(tmp_path)) == {name, *kept}
+    assert (folder / name / "bin/python3").stat().st_size > 0
+
+
+def test_a_start_holds_the_program_and_says_when_it_was(program: Path, tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    for _ in range(2):
+        waiting = subprocess.Popen(
+            [program, "wait"], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert waiting.stdout is not None
+        waiting.stdout.readline()
+        (name,) = unpacked(tmp_path)
+        folder = os.open(tmp_path / ".cache/mlxcel/binary" / name, os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert os.fstat(folder).st_mtime > time.time() - 60
+        waiting.communicate()
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(folder)
+        os.utime(tmp_path / ".cache/mlxcel/binary" / name, (1, 1))
 
 
 def test_settings_of_another_python_do_not_reach_it(run: Run, tmp_path: Path) -> None:

@@ -139,9 +139,9 @@ def test_layouts_of_adapters_that_last_are_recorded_and_few_are_kept(tmp_path, m
     def step(slots, num_steps):
         rows = [forward.open_dense() for _ in slots]
         for row, slot in zip(rows, slots, strict=True):
-            mx.eval(forward.run([Span(row, [3, 5, 7], 1, slot)]), *row.arrays())
+            mx.eval(forward.run([Span(row, [3, 5, 7], 1, adapter=slot)]), *row.arrays())
         for _ in range(num_steps):
-            mx.eval(forward.run([Span(row, [9], 1, slot) for row, slot in zip(rows, slots, strict=True)]))
+            mx.eval(forward.run([Span(row, [9], 1, adapter=slot) for row, slot in zip(rows, slots, strict=True)]))
 
     recorded.forget_adapted()
     step([1, 2], PLAIN_FIRST)

@@ -26,10 +26,13 @@ class Launches:
     """Counts for one engine. A launch is one forward, over all of its layers."""
 
     def __init__(self) -> None:
+        self.is_trying = False  # a forward that nobody asked for is not counted
         self.counts: Counter[str] = Counter(dict.fromkeys(WAYS, 0))
 
     def count(self, way: str, rows: Iterable[RowStorage]) -> None:
         """A forward went `way`; `rows` are those that it has advanced."""
+        if self.is_trying:
+            return
         if not self.counts[way]:
             visible = [row.length for row in rows]
             log.info("%s (batch %d, %d visible tokens)", WAYS[way], len(visible), sum(visible))

@@ -79,10 +79,13 @@ def hidden_size(forward: Forward) -> int:
     """How long the hidden states in front of the output head are; 0 where the model's head is not found."""
     pooled = Pooled("last")
     storage = forward.open_dense()
+    forward.launches.is_trying = True
     try:
         forward.run([Span(storage, [0], num_sampled=0, pooled=pooled)])
     except HeadNotFound:
         return 0
+    finally:
+        forward.launches.is_trying = False
     [kept] = pooled.arrays()
     mx.eval(kept, storage.arrays())
     return int(kept.size)

@@ -98,12 +98,12 @@ class Models:
         config: ServerConfig,
         *,
         on_fault: Callable[[MlxcelError], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.perf_counter,
         **loop_options: Any,
     ) -> None:
         self._config = config
         self._on_fault = on_fault
-        self._clock = clock
+        self._clock = loop_options["clock"] = clock
         self._waiting: dict[Wish, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None

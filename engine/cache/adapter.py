@@ -89,7 +89,7 @@ class HeadSelection:
     def __init__(self) -> None:
         self._tokens: mx.array | None = None
         self._axis = 0
-        self._hidden: list[mx.array] = []
+        self._hidden: list[mx.array] | None = None
 
     @contextlib.contextmanager
     def of(self, tokens: Sequence[int] | None, *, axis: int) -> Iterator[list[mx.array]]:
@@ -98,14 +98,16 @@ class HeadSelection:
         Gives the list that the hidden states of all tokens come to as the head is given them.
         """
         self._tokens = None if tokens is None else mx.array(list(tokens), mx.int32)
-        self._axis, self._hidden = axis, []
+        hidden: list[mx.array] = []
+        self._axis, self._hidden = axis, hidden
         try:
-            yield self._hidden
+            yield hidden
         finally:
-            self._tokens, self._hidden = None, []
+            self._tokens = self._hidden = None
 
     def select(self, hidden: mx.array) -> mx.array:
-        self._hidden.append(hidden)
+        if self._hidden is not None:
+            self._hidden.append(hidden)
         return hidden if self._tokens is None else mx.take(hidden, self._tokens, axis=self._axis)
 
 

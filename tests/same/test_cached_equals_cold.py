@@ -416,4 +416,4 @@ def test_copies_of_whole_rows_are_freed(name, no_spare_buffers):
 def test_rows_in_caches_of_mlx_lm_are_not_kept():
     warm = Watched(zoo_loaded(zoo_model("llama4")), no_prompt_cache=False)
     assert not warm.engine.prompts.keeps
-    assert any("prompt cache: off, this family" in note for note in warm.engine.notes)
+    assert any("prompt cache: off, what this family" in note for note in warm.engine.notes)

@@ -114,7 +114,7 @@ class NeverFits(RequestError):
     """The prompt could not be stored even if nothing else were; the message has the arithmetic."""
 
     def __init__(self, message: str, *, param: str = "messages") -> None:
-        super().__init__(message, param=param, hint="see --kv-cache-budget")
+        super().__init__(message, param=param, hint="see --kv-cache-budget, and of several models --models-memory")
 
 
 class AdapterNotFound(RequestError):

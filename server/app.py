@@ -16,7 +16,7 @@ from engine.errors import MlxcelError
 from server.auth import Keys, SameOrigin, keys_of
 from server.config import ServerConfig
 from server.errors import NoRoute, error_response, shape_of
-from server.models import Models
+from server.models import Models, residency_of
 from server.page import FILES
 from server.record import Recorded, record_of
 from server.routes.adapters import list_adapters, mount_adapter, unmount_adapter
@@ -85,6 +85,8 @@ def make_app(
     """
 
     node = None if config.node_role == "none" else _node(config)
+    if config.others:
+        residency_of(config)  # for what it raises
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -142,7 +144,7 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=config.cors_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "retry-after"],
             )

@@ -129,7 +129,8 @@ class ServerConfig:
         for name in self.models_pin:
             if name not in names:
                 raise ConfigError("models_pin", f"models_pin: {name} is none of {', '.join(names)}")
-        if len(self.models_pin) >= self.models_max and len(self.models_pin) < len(names):
+        num_left = self.models_max - len(self.models_pin)
+        if num_left < 0 or (not num_left and len(self.models_pin) < len(names)):
             raise ConfigError(
                 "models_pin",
                 f"{len(self.models_pin)} models are pinned, so that of {self.models_max} none is left for others",

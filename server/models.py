@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import Receive
 
 from engine.config import EngineConfig
-from engine.errors import EngineStopped, MlxcelError, ModelError, QueueFull
+from engine.errors import ConfigError, EngineStopped, MlxcelError, ModelError, QueueFull
 from engine.metrics import Numbers
 from engine.model.memory import available_bytes, human_bytes
 from engine.model.store import weight_file_bytes
@@ -35,7 +35,30 @@ from server.validate import MAX_ECHOED
 
 log = logging.getLogger(__name__)
 
+MEMORY_HINT = "see --models-memory"
 SHARE = 0.9  # of what is free at the start, where nobody says how much the models may take
+
+
+def engines_of(config: ServerConfig) -> dict[str, EngineConfig]:
+    """The engine of each model, by its name."""
+    others = {name: replace(config.engine, model=path, adapters=()) for name, path in config.others}
+    return {config.served_name: config.engine, **others}
+
+
+def residency_of(config: ServerConfig) -> Residency:
+    """Who decides for several models. Raises ConfigError where none of them has room."""
+    asked = config.models_memory
+    most_bytes = int(SHARE * available_bytes()) if asked == "auto" else asked.num_bytes
+    places = [
+        Place(name, weight_file_bytes(engine.model), is_pinned=name in config.models_pin)
+        for name, engine in engines_of(config).items()
+    ]
+    most = min(config.models_max, len(places))
+    residency = Residency(places, most=most, most_bytes=most_bytes, ttl_s=config.models_ttl)
+    lacking = [residency.lacks(place) for place in places]
+    if all(lacking):
+        raise ConfigError("models_memory", f"models_memory has room for no model: {lacking[0]}")
+    return residency
 
 
 class Served:
@@ -110,27 +133,14 @@ class Models:
         self._is_ending = False
         self._thread: MlxThread | None = None
         self._residency: Residency | None = None
-        engines = {config.served_name: config.engine}
+        engines = engines_of(config)
         if config.others:
             self._thread = MlxThread(stays=True)
             loop_options["thread"] = self._thread
-            engines |= {name: replace(config.engine, model=path, adapters=()) for name, path in config.others}
-            self._residency = self._decider(engines)
+            self._residency = residency_of(config)
         self.served = [self._made(name, engine, loop_options) for name, engine in engines.items()]
         self._by_name = {name: one for one in reversed(self.served) for name in one.names}
         self._places = dict(zip(self.served, self._residency.places, strict=True)) if self._residency else {}
-
-    def _decider(self, engines: Mapping[str, EngineConfig]) -> Residency:
-        config = self._config
-        asked = config.models_memory
-        most_bytes = None if asked == "none" else asked.num_bytes or int(SHARE * available_bytes())
-        places = [
-            Place(name, weight_file_bytes(engine.model), is_pinned=name in config.models_pin)
-            for name, engine in engines.items()
-        ]
-        return Residency(
-            places, most=min(config.models_max, len(places)), most_bytes=most_bytes, ttl_s=config.models_ttl
-        )
 
     def _made(self, name: str, engine: EngineConfig, loop_options: Mapping[str, Any]) -> Served:
         own = (name, self._config.model_id) if name == self._config.served_name else (name,)
@@ -292,7 +302,7 @@ class Models:
         if self._is_ending:
             raise EngineStopped("the server is stopping")
         if lacking := residency.lacks(place):
-            raise ModelError(f"the model cannot be loaded: {lacking}", hint="see --models-memory")
+            raise ModelError(f"the model cannot be loaded: {lacking}", hint=MEMORY_HINT)
         if residency.num_waiting >= self._config.engine.max_queue_depth and not residency.can_begin(place):
             raise QueueFull(
                 f"{residency.num_waiting} requests wait already, and no more may "
@@ -354,9 +364,12 @@ class Models:
         model = served.bridge.model_now
         if place is None or model is None or place.state != "loading":
             return
+        place.weight_bytes = model.storable.weight_bytes
+        if lacking := self._decides.lacks(place):  # its files had said less
+            self._failed(served, ModelError(f"the model cannot be kept: {lacking}", hint=MEMORY_HINT))
+            return
         self._decides.loaded(
             place,
-            weight_bytes=model.storable.weight_bytes,
             cache_bytes=model.storable.budget_bytes,
             num_slots=model.num_slots,
             now_s=self._clock(),
@@ -370,14 +383,17 @@ class Models:
             self._on_fault(fault)
         elif place.state in ("loading", "loaded"):
             log.error("%s: %s", place.name, fault)
+            comes_back = place.is_pinned and place.state == "loaded"
             place.state = "unloading"
-            self._spawn(self._unload(place, fault))
+            self._spawn(self._unload(place, fault, comes_back=comes_back))
 
-    async def _unload(self, place: Place, fault: MlxcelError | None = None) -> None:
+    async def _unload(self, place: Place, fault: MlxcelError | None = None, *, comes_back: bool = False) -> None:
         await self._served(place).bridge.stop()
         for wish in self._decides.unloaded(place, "" if fault is None else str(fault)):
             if not (waiting := self._waiting[wish]).done() and fault is not None:
                 waiting.set_exception(fault)
+        if comes_back and not self._is_ending:
+            self._spawn(self._preload(place))
         self._advance()
 
     async def _preload(self, place: Place) -> None:

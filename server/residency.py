@@ -136,7 +136,7 @@ class Residency:
         wanted = self._wanted()
         if wanted is not None and self._fits(wanted):
             return self._load(wanted)
-        goes = self._making_room() if wanted is not None else self._expired(now_s)
+        goes = self._making_room() if wanted is not None else self._too_much() or self._expired(now_s)
         if goes is None or not goes.is_idle:
             return None
         goes.state = "unloading"
@@ -147,13 +147,10 @@ class Residency:
         idle = [place.used_s for place in self.places if place.is_idle] if self._ttl_s else []
         return min(idle, default=math.inf) + self._ttl_s
 
-    def loaded(
-        self, place: Place, *, weight_bytes: int, cache_bytes: int | None, num_slots: int, now_s: float
-    ) -> None:
-        """The model is there."""
+    def loaded(self, place: Place, *, cache_bytes: int | None, num_slots: int, now_s: float) -> None:
+        """The model is there, and its `weight_bytes` are known."""
         place.state, place.fault = "loaded", ""
-        place.weight_bytes = weight_bytes
-        place.claim_bytes = weight_bytes + (cache_bytes or 0)
+        place.claim_bytes = place.weight_bytes + (cache_bytes or 0)
         place.num_slots = num_slots
         place.num_loads += 1
         place.is_new = True
@@ -165,6 +162,12 @@ class Residency:
         in_vain = [wish for wish in self._wishes if wish.place is place] if fault else []
         self._wishes = [wish for wish in self._wishes if wish not in in_vain]
         return in_vain
+
+    def _too_much(self) -> Place | None:
+        """Who goes where a model has turned out larger than its files had said."""
+        if self._most_bytes is None or self._claimed <= self._most_bytes:
+            return None
+        return min((place for place in self.places if place.is_idle), key=lambda place: place.used_s, default=None)
 
     def _expired(self, now_s: float) -> Place | None:
         idle = [place for place in self.places if place.is_idle and now_s - place.used_s >= self._ttl_s]

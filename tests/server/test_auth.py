@@ -161,6 +161,8 @@ async def test_a_page_that_is_named_may_ask_and_read(tiny: Path) -> None:
         }
         preflight = await service.client.request("OPTIONS", COMPLETIONS, headers=asked)
         assert preflight.status_code == 200
+        deletes = asked | {"access-control-request-method": "DELETE"}
+        assert (await service.client.request("OPTIONS", "/v1/adapters/a", headers=deletes)).status_code == 200
         assert preflight.headers["access-control-allow-origin"] == CHAT_PAGE
         assert "authorization" in preflight.headers["access-control-allow-headers"]
         answer = await service.post(COMPLETIONS, HI, headers={"origin": CHAT_PAGE, **bearer(KEYS[0])})

@@ -1,14 +1,16 @@
 """Several models in one server: each request has its own model's answer, whatever has to be loaded for it."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError
 from engine.size import Bound, Size
+from server.app import make_app
 from server.config import ServerConfig
 from tests.serving import CHAT, COMPLETIONS, PATIENCE_S
 from tests.several import BODY, NAMES, Loads, alone, held, several, text, wishing, write_several
@@ -170,6 +172,44 @@ async def test_an_engine_that_breaks_ends_its_own_requests(folders: dict[str, Pa
         assert (await service.client.get("/health")).status_code == 200
 
 
+async def test_a_pinned_engine_that_breaks_is_loaded_again(folders: dict[str, Path], monkeypatch: Any) -> None:
+    loads = Loads()
+    async with several(folders, loads, models_pin=("window",)) as service:
+        await text(service, "window")
+
+        def run(tick: Any) -> Any:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(service.app.state.service.models.find("window").bridge._loop._engine, "run", run)
+        for _ in range(5):
+            assert (await service.post(COMPLETIONS, {**BODY, "model": "window"})).status_code == 500
+        async with asyncio.timeout(PATIENCE_S):
+            while loads.opened != ["window", "window"] or service.app.state.service.models.is_loading:
+                await asyncio.sleep(0.001)
+        assert (await service.client.get("/health")).status_code == 200
+
+
+async def test_a_model_that_turns_out_too_large_is_refused_each_time(folders: dict[str, Path]) -> None:
+    async with several(folders, models_memory=Bound("64MiB")) as service:
+        place = service.app.state.service.models.places[1]
+        service.app.state.service.models.find("window").bridge._on_loaded = lambda: None
+        load = service.app.state.service.models._loaded
+
+        def loaded() -> None:
+            model = service.app.state.service.models.find("window").bridge._loop.model
+            large = replace(model.storable, weight_bytes=60 << 20)
+            service.app.state.service.models.find("window").bridge._loop.model = replace(model, storable=large)
+            load(service.app.state.service.models.find("window"))
+
+        service.app.state.service.models.find("window").bridge._on_loaded = loaded
+        for _ in range(2):
+            response = await service.post(COMPLETIONS, {**BODY, "model": "window"})
+            assert response.status_code == 503
+            assert "are there for it" in response.json()["error"]["message"]
+        assert place.state == "unloaded"
+        await text(service, "tiny")
+
+
 async def test_budgets_are_for_all_models_together(folders: dict[str, Path]) -> None:
     budgets = {"kv_cache_budget": Bound("64MiB"), "prompt_cache_bytes": Size("8MiB")}
     async with several(folders, engine=budgets, models_max=2) as service:
@@ -270,6 +310,7 @@ def config(**more: Any) -> ServerConfig:
         ({"models_pin": ("c",)}, "c is none of a, b"),
         ({"models_pin": ("a",), "models_max": 1}, "none is left"),
         ({"engine": {"adapter": Path("x")}}, "adapter is for one model"),
+        ({"models_pin": ("a", "b"), "models_max": 1}, "are pinned"),
         ({"models": (), "others": (), "models_ttl": 5.0}, "models_ttl is for several models"),
         ({"node_role": "decode", "serving_bind": "127.0.0.1:0"}, "decode of several processes serves one model"),
     ],
@@ -277,3 +318,17 @@ def config(**more: Any) -> ServerConfig:
 def test_what_does_not_go_together_is_refused(more: dict[str, Any], said: str) -> None:
     with pytest.raises(Exception, match=said):
         config(**more)
+
+
+@pytest.mark.parametrize("bound", ["0", "1MB"])
+def test_memory_for_no_model_is_refused_at_the_start(folders: dict[str, Path], bound: str) -> None:
+    (_, first), *others = folders.items()
+    server = ServerConfig(
+        EngineConfig(model=first),
+        model_id="tiny",
+        models=tuple(name for name, _ in others),
+        others=tuple(others),
+        models_memory=Bound(bound),
+    )
+    with pytest.raises(ConfigError, match="models_memory has room for no model"):
+        make_app(server)

@@ -21,7 +21,7 @@ def load(one: Residency, place: Place, now_s: float = 0.0) -> Load:
     assert isinstance(action, Load)
     assert action.place is place
     assert one.next(now_s) is None, "one load at a time"
-    one.loaded(place, weight_bytes=place.weight_bytes, cache_bytes=action.cache_bytes, num_slots=4, now_s=now_s)
+    one.loaded(place, cache_bytes=action.cache_bytes, num_slots=4, now_s=now_s)
     return action
 
 
@@ -140,6 +140,20 @@ def test_bytes_are_shared_evenly_and_bound_what_is_there() -> None:
     assert load(one, c).cache_bytes == 350 * MB // 3
 
 
+def test_a_model_that_is_larger_than_its_files_makes_others_go() -> None:
+    one, (a, b) = residency(300 * MB, 300 * MB, most_bytes=1000 * MB)
+    for now_s, place in enumerate((a, b)):
+        one.wish(place, "normal")
+        action = one.next(now_s)
+        assert isinstance(action, Load)
+        place.weight_bytes += 200 * MB * now_s
+        one.loaded(place, cache_bytes=action.cache_bytes, num_slots=4, now_s=now_s)
+        assert granted(one, now_s) == [place.name]
+        one.give_back(place, now_s)
+    unload(one, a, 2)
+    assert one.next(3) is None
+
+
 def test_what_can_never_fit_is_said() -> None:
     one, (a, b) = residency(100 * MB, 800 * MB, most_bytes=900 * MB, pinned="a")
     assert one.lacks(a) is None
@@ -192,9 +206,7 @@ def test_everybody_has_a_lease_in_the_end(seed: int) -> None:
             one.give_back(running.pop(chance.randrange(len(running))), now_s)
         if isinstance(under_way, Load) and chance.random() < 0.5:
             place = under_way.place
-            one.loaded(
-                place, weight_bytes=place.weight_bytes, cache_bytes=under_way.cache_bytes, num_slots=2, now_s=now_s
-            )
+            one.loaded(place, cache_bytes=under_way.cache_bytes, num_slots=2, now_s=now_s)
             under_way = None
         elif isinstance(under_way, Unload) and chance.random() < 0.5:
             assert one.unloaded(under_way.place) == []

@@ -11,7 +11,10 @@ NATIVE ?= $(if $(filter cuda,$(BACKEND)),,engine/native)
 STAMP  := $(VENV)/.done-$(or $(BACKEND),metal)
 export PROMPT
 
-.PHONY: setup run test browser format lint check sanitize bench fuzz docs site completions wheels binary clean
+.PHONY: help setup run test browser format lint check sanitize bench fuzz docs site completions wheels binary clean
+
+help: ## what there is to make
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)/\1: \2/p' $(MAKEFILE_LIST)
 
 setup: $(STAMP) $(VENV)/.native ## make .venv and install mlxcel with its development tools and kernels
 
@@ -25,6 +28,7 @@ $(STAMP): pyproject.toml
 
 $(VENV)/.native: $(STAMP) $(wildcard engine/native/*.* engine/native/src/*)
 	@if [ -n "$(NATIVE)" ]; then \
+	  echo "compiling the kernels, some minutes: $(VENV)/native.log"; \
 	  $(BIN)/python -m pip install -q --group native > $(VENV)/native.log 2>&1 \
 	    && $(BIN)/python -m pip install -q --no-build-isolation ./engine/native >> $(VENV)/native.log 2>&1 \
 	    || echo "compiled kernels: not built ($(VENV)/native.log says why); the engine runs portable"; \

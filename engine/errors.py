@@ -28,6 +28,8 @@ A person's fault is a type below `UserError`, whose message can be shown as it i
         └── EngineStopped           the loop is gone or going
 """
 
+NO_BACKEND = "on Linux the backend is an extra of the package that is installed: mlxcel[cpu] or mlxcel[cuda]"
+
 
 class MlxcelError(Exception):
     """Anything this project raises on purpose. `hint` is one line on what to do next, or empty."""

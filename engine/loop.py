@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config import EngineConfig
-from engine.errors import EngineStopped, MlxcelError, QueueFull, RequestError, StepFailed
+from engine.errors import NO_BACKEND, EngineStopped, MlxcelError, ModelError, QueueFull, RequestError, StepFailed
 from engine.handover import Arriving
 from engine.metrics import Metrics, Numbers, Outcome, Times
 from engine.plan import Tick
@@ -50,8 +50,13 @@ T = TypeVar("T")
 
 def open_engine(config: EngineConfig) -> "Engine":
     """Load MLX and the model; imported this late so that importing the loop costs nothing."""
-    with limits_kept():
-        from engine.engine import Engine
+    try:
+        with limits_kept():
+            from engine.engine import Engine
+    except ImportError as fault:
+        if "mlx" not in str(fault):
+            raise
+        raise ModelError(f"MLX does not run here: {fault}", hint=NO_BACKEND) from fault
     return Engine.open(config)
 
 

@@ -13,7 +13,7 @@ from mlxcel_cli.client import Client
 from mlxcel_cli.errors import NoTemplate
 from mlxcel_cli.pieces import End, Piece, Text
 
-NO_TEMPLATE = "this model has no chat template: it continues the plain text instead of answering"
+NO_TEMPLATE = "this model has no chat template: it continues plain text instead of answering (-n bounds how far)"
 
 
 class Conversation:

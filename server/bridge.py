@@ -87,7 +87,7 @@ async def _for_ever(come: Awaitable[Any]) -> None:
 
 class Bridge:
     """The engine as the server sees it. `on_loaded` is called when the model is there, `on_fault` when the engine
-    is gone for good.
+    is gone for good. With a `name` the log says which of several it is about.
 
     `loop` makes what runs it, or what stands in its place and has others run it, and `wait` bounds how long a
     request waits for that to be ready. What was stopped may be started again; what it counts goes on.
@@ -99,6 +99,7 @@ class Bridge:
         *,
         on_fault: Callable[[MlxcelError], None] = lambda fault: None,
         on_loaded: Callable[[], None] = lambda: None,
+        name: str = "",
         loop: Callable[..., Any] = EngineLoop,
         wait: Callable[[Awaitable[Any]], Awaitable[Any]] | None = None,
         **loop_options: Any,
@@ -112,6 +113,7 @@ class Bridge:
         self._hear: Callable[[Sequence[Moment]], None] | None = None
         self._on_fault = on_fault
         self._on_loaded = on_loaded
+        self._said = f"{name}: %s" if name else "%s"
         self._loaded = asyncio.Event()
         self._asyncio: asyncio.AbstractEventLoop | None = None
         self._text_workers = ThreadPoolExecutor(NUM_TEXT_WORKERS, thread_name_prefix="mlxcel-text")
@@ -278,8 +280,8 @@ class Bridge:
         self._loaded.set()
         if self._loop.model is not None and self._loop.fault is None:
             for note in self._loop.model.notes:
-                log.info("%s", note)
-            log.info("ready to answer")
+                log.info(self._said, note)
+            log.info(self._said, "ready to answer")
             self._on_loaded()
         if self._loop.fault is not None:
             self._on_fault(self._loop.fault)

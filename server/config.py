@@ -141,7 +141,9 @@ class ServerConfig:
         for setting_name in OF_ONE_MODEL:
             if getattr(self.engine, setting_name):
                 raise ConfigError(
-                    setting_name, f"{setting_name} is for one model, and several are served", hint="leave one out"
+                    setting_name,
+                    f"{setting_name} is for one model, and several are served",
+                    hint="leave it or --models out",
                 )
 
     def _check_role(self) -> None:

@@ -148,6 +148,7 @@ class Models:
             engine,
             on_fault=lambda fault: self._failed(served, fault),
             on_loaded=lambda: self._loaded(served),
+            name=name.replace("%", "%%") if self.are_several else "",
             **loop_options,
         )
         served = Served(self._config, engine, tuple(dict.fromkeys(own)), bridge)

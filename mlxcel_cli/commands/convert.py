@@ -168,7 +168,8 @@ def _lines(asked: "Conversion", done: "Converted", took_s: float) -> Iterator[st
     sizes = f"{render.size(done.source_bytes)} to {render.size(done.size_bytes)}"
     yield f"{sizes}, {done.bits_per_weight:.2f} bits a weight, in {took_s:.0f} s"
     if (before := done.source_perplexity) is not None and (after := done.perplexity) is not None:
-        figures = f"{before.value:.4g} to {after.value:.4g} ({done.loss:.3g} times)"
+        times = f"{done.loss:.2f}" if done.loss < 100 else f"{done.loss:.3g}"
+        figures = f"{before.value:.4g} to {after.value:.4g} ({times} times)"
         yield f"perplexity {figures} over {render.count(after.num_tokens, 'token')}"
 
 

@@ -294,16 +294,19 @@ def _prompt_text(prompt: str | None, *, needed: bool = True) -> str | None:
     if sys.stdin is None or sys.stdin.closed:
         piped = ""
     elif sys.stdin.isatty():
+        if prompt == "" and needed:
+            raise WrongUsage("there is no prompt: -p is empty", hint="without -p the terminal asks for one")
         return prompt
     else:
         if (prompt is not None or not needed) and not select.select([sys.stdin], [], [], STDIN_SILENCE_S)[0]:
             render.note("waiting for the rest of the prompt on stdin (< /dev/null: there is none)")
         piped = text_of(sys.stdin.buffer.read()).removesuffix("\n")
     if not piped.strip():
-        if prompt is None and needed:
-            raise WrongUsage("there is no prompt: stdin is empty", hint="give one with -p TEXT")
+        if not prompt and needed:
+            where = "stdin" if prompt is None else "-p"
+            raise WrongUsage(f"there is no prompt: {where} is empty", hint="give one with -p TEXT")
         return prompt
-    return piped if prompt is None else f"{prompt}\n\n{piped}"
+    return piped if not prompt else f"{prompt}\n\n{piped}"
 
 
 def _asked(

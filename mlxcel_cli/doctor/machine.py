@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from engine.errors import NO_BACKEND
 from mlxcel_cli.doctor.finding import Finding, State
 
 PATIENCE_S = 120.0
-NO_BACKEND = "on Linux the backend is an extra: pip install 'mlxcel[cpu]' or 'mlxcel[cuda]'"
-NATIVE = "with a C++20 compiler, `make setup` builds the kernels: many times faster on a CPU"
+NATIVE = "`make setup` builds them with a C++20 compiler, or install the wheel mlxcel_native: many times faster"
 
 
 def look(num_threads: int) -> Iterator[Finding]:

@@ -45,6 +45,15 @@ def test_no_prompt_at_all_is_wrong_usage(command, stdin, mlxcel):
     assert ended.err == "error: there is no prompt: stdin is empty\nhint: give one with -p TEXT\n"
 
 
+@pytest.mark.parametrize("command", ["run", "generate"])
+def test_an_empty_flag_is_no_prompt(command, double, address, mlxcel):
+    ended = mlxcel(command, "-p", "", stdin=b"")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "error: there is no prompt: -p is empty\nhint: give one with -p TEXT\n"
+    mlxcel(command, "--server", address, "-p", "", stdin=b"from stdin")
+    assert prompts(double) == ["from stdin"]
+
+
 def test_a_prompt_that_is_no_text(mlxcel):
     ended = mlxcel("run", stdin=b"a\xff")
     assert (ended.code, ended.err) == (1, "error: stdin is not UTF-8 text: byte 0xff at 1\n")

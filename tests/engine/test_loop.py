@@ -1,5 +1,6 @@
 """The loop: faults, cancels and stops touch their own rows and nothing else."""
 
+import builtins
 import queue
 import subprocess
 import sys
@@ -9,8 +10,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.engine import Engine
-from engine.errors import ContextLengthExceeded, EngineStopped, ModelNotFound, QueueFull, StepFailed
-from engine.loop import MAX_FAULTS_IN_A_ROW, EngineLoop
+from engine.errors import ContextLengthExceeded, EngineStopped, ModelError, ModelNotFound, QueueFull, StepFailed
+from engine.loop import MAX_FAULTS_IN_A_ROW, EngineLoop, open_engine
 from engine.model.load import load
 from engine.request import Failed, Output, Request
 from engine.sample.chain import sample
@@ -290,6 +291,19 @@ def test_a_model_that_cannot_be_loaded_is_said_to_all(tmp_path):
     assert loop._num_live == 0
     with pytest.raises(ModelNotFound):
         Client(loop, "late")
+
+
+def test_where_mlx_has_no_backend_the_error_says_how_to_get_one(tmp_path, monkeypatch):
+    def importing(name, *arguments, **more):
+        if name == "engine.engine":
+            raise ImportError("libmlx.so: cannot open shared object file")
+        return imported(name, *arguments, **more)
+
+    imported = builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", importing)
+    with pytest.raises(ModelError, match="MLX does not run here: libmlx") as raised:
+        open_engine(EngineConfig(model=tmp_path))
+    assert "mlxcel[cpu]" in raised.value.hint
 
 
 def test_every_request_is_counted_once_by_its_outcome(loop, gate):

@@ -38,6 +38,10 @@ def run(program: Path, tmp_path: Path) -> Run:
     return start
 
 
+def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
+    return any(opened.resolve() == path for opened in Path(f"/proc/{process.pid}/fd").iterdir())
+
+
 def unpacked(home: Path) -> list[str]:
     return sorted(name for name in os.listdir(home / ".cache/mlxcel/binary") if name != ".lock")
 
@@ -184,6 +188,90 @@ def test_what_belongs_to_somebody_else_is_not_run(run: Run, tmp_path: Path) -> N
     (name,) = unpacked(tmp_path)
     os.chown(tmp_path / ".cache/mlxcel/binary" / name, 12345, -1)
     assert "belongs to somebody else" in run().stderr
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+@pytest.mark.parametrize("started", [False, True])
+def test_a_folder_of_programs_that_others_may_write_to_is_refused(
+    run: Run, tmp_path: Path, mode: int, started: bool
+) -> None:
+    folder = tmp_path / ".cache/mlxcel/binary"
+    folder.mkdir(parents=True)
+    assert not started or run().returncode == 0
+    before = unpacked(tmp_path)
+    folder.chmod(mode)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"error: {folder} is not safe: others may write to it\n"
+        "hint: remove it and start again, or MLXCEL_HOME names another folder for it\n"
+    )
+    assert unpacked(tmp_path) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("name", ["", ".lock"])
+def test_a_folder_of_programs_or_a_lock_of_somebody_else_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    given = tmp_path / ".cache/mlxcel/binary" / name
+    given.parent.mkdir(parents=True)
+    given.touch() if name else given.mkdir()
+    os.chown(given, 12345, -1)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"error: {given} belongs to somebody else\n")
+
+
+def test_a_lock_that_others_may_write_to_is_refused(run: Run, tmp_path: Path) -> None:
+    lock = tmp_path / ".cache/mlxcel/binary/.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    lock.chmod(0o666)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"error: {lock} is not safe: others may write to it\n")
+
+
+def test_a_lock_that_is_a_link_is_not_followed(run: Run, tmp_path: Path) -> None:
+    lock = tmp_path / ".cache/mlxcel/binary/.lock"
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(tmp_path / "elsewhere")
+    ended = run()
+    assert ended.returncode == 1
+    assert f"error: {lock} cannot be written" in ended.stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_of_programs_that_others_may_move_away_is_refused(run: Run, tmp_path: Path) -> None:
+    around = tmp_path / ".cache/mlxcel"
+    assert run().returncode == 0
+    around.chmod(0o1777)
+    assert run().returncode == 0
+    around.chmod(0o777)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"error: others may move {around / 'binary'} away\n"
+        "hint: chmod o-w ends that, or MLXCEL_HOME names another folder for it\n"
+    )
+
+
+def test_what_came_while_a_start_waited_is_looked_at_too(run: Run, program: Path, tmp_path: Path) -> None:
+    run()
+    (name,) = unpacked(tmp_path)
+    folder = tmp_path / ".cache/mlxcel/binary"
+    (folder / name).rename(tmp_path / "aside")
+    with (folder / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = subprocess.Popen(
+            [program], env={"HOME": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        while waiting.poll() is None and not has_open(waiting, folder / ".lock"):
+            pass
+        (tmp_path / "aside").chmod(0o777)
+        (tmp_path / "aside").rename(folder / name)
+    told, said = waiting.communicate()
+    assert (waiting.returncode, told) == (1, b"")
+    assert said.startswith(f"error: {folder / name} is not safe: others may write to it\n".encode())
 
 
 @pytest.mark.parametrize(

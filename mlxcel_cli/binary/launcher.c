@@ -218,13 +218,17 @@ static void programs_folder(char folder[PATH_MAX]) {
   }
 }
 
+// Make a folder and those it is in. It is for whoever may run what is in it; those are as this person's files are.
 static void make_folders(char *folder) {
   for (char *slash = folder;; *slash = '/') {
     slash = strchr(slash + 1, '/');
     if (slash) *slash = 0;
+    mode_t own = slash ? 0 : umask(022);
     bool made = mkdir(folder, 0755) == 0 || errno == EEXIST || access(folder, F_OK) == 0;
     if (!made) fail(HINT, "%s cannot be made: %s", folder, strerror(errno));
-    if (!slash) return;
+    if (slash) continue;
+    umask(own);
+    return;
   }
 }
 
@@ -244,7 +248,7 @@ static int open_programs(char *path) {
   return programs;
 }
 
-// Hold the program for as long as this process lives, and note that it was started.
+// Hold the program for as long as this process lives, and note that it was started (in vain where it is root's).
 // False: it is not there, or it is being removed.
 static bool hold(int programs, const char *digest, const char *whole) {
   int folder = openat(programs, digest, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);  // stays open in the program
@@ -263,8 +267,15 @@ static bool is_unused(int programs, const char *name) {
          flock(folder, LOCK_EX | LOCK_NB) == 0;  // until this process ends
 }
 
+// Whether others may run what root unpacked here: their starts cannot be noted, so that nothing is known to be unused.
+static bool is_shared(int programs) {
+  struct stat found;
+  return geteuid() == 0 && (fstat(programs, &found) != 0 || found.st_mode & 077);
+}
+
 // Remove what killed starts left, and other versions that nobody has started for long. The lock is held.
 static void sweep(int programs, const char *digest) {
+  bool shared = is_shared(programs);
   int listed = openat(programs, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *entries = listed < 0 ? NULL : fdopendir(listed);
   for (struct dirent *entry; entries && (entry = readdir(entries));) {
@@ -273,7 +284,7 @@ static void sweep(int programs, const char *digest) {
     snprintf(gone, sizeof gone, NEW_PREFIX "%s", name);
     if (strncmp(name, NEW_PREFIX, strlen(NEW_PREFIX)) == 0) {
       remove_tree(programs, name);
-    } else if (strlen(name) == DIGEST_SIZE && strspn(name, "0123456789abcdef") == DIGEST_SIZE &&
+    } else if (!shared && strlen(name) == DIGEST_SIZE && strspn(name, "0123456789abcdef") == DIGEST_SIZE &&
                strcmp(name, digest) != 0 && is_unused(programs, name) &&
                renameat(programs, name, programs, gone) == 0) {
       remove_tree(programs, gone);
@@ -282,9 +293,10 @@ static void sweep(int programs, const char *digest) {
   if (entries) closedir(entries);
 }
 
-// Unpack into the folder `digest`. A start that is killed leaves a folder of another name, which goes.
+// Unpack into the folder `digest`, readable by all. A start that is killed leaves a folder of another name, which goes.
 static void unpack_new(struct archive *archive, int programs, const char *path, const char *digest) {
   char name[sizeof NEW_PREFIX + DIGEST_SIZE];
+  mode_t own = umask(022);
   snprintf(name, sizeof name, NEW_PREFIX "%s", digest);
   join(partial, path, name);
   if (mkdirat(programs, name, 0755) != 0) fail(HINT, "%s cannot be made: %s", partial, strerror(errno));
@@ -296,6 +308,7 @@ static void unpack_new(struct archive *archive, int programs, const char *path, 
   if (renameat(programs, name, programs, digest) != 0)
     fail(HINT, "%s/%s cannot be made: %s", path, digest, strerror(errno));
   *partial = 0;
+  umask(own);
 }
 
 // Have the program there, unpacked by one start at a time. Whoever put it there has yet to be looked at.

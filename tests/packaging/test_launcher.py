@@ -3,12 +3,14 @@
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,16 @@ def run(program: Path, tmp_path: Path) -> Run:
         )
 
     return start
+
+
+@pytest.fixture
+def shared(program: Path) -> Iterator[Path]:
+    """A folder that everybody can enter, with the program."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    shutil.copy(program, folder / "mlxcel")
+    yield folder
+    shutil.rmtree(folder)
 
 
 def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
@@ -75,6 +87,7 @@ def test_a_first_start_removes_what_killed_ones_left_and_what_nobody_starts(run:
         (folder / name / "bin").mkdir(parents=True)
         (folder / name / "bin/python3").write_text("")
         os.utime(folder / name, (started_s, started_s))
+    folder.chmod(0o700)
     held = os.open(folder / "fedcba9876543210", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_SH)
     assert run().returncode == 0
@@ -82,6 +95,18 @@ def test_a_first_start_removes_what_killed_ones_left_and_what_nobody_starts(run:
     (name,) = set(unpacked(tmp_path)) - set(kept)
     assert set(unpacked(tmp_path)) == {name, *kept}
     assert (folder / name / "bin/python3").stat().st_size > 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root unpacks for others")
+def test_what_root_unpacked_serves_others_and_stays(run: Run, shared: Path) -> None:
+    settings = {"executable": shared / "mlxcel", "env": {"PATH": os.environ["PATH"], "MLXCEL_HOME": str(shared)}}
+    older = shared / "binary/0000000000000000"
+    older.mkdir(parents=True)
+    os.utime(older, (1, 1))
+    assert run(umask=0o077, **settings).returncode == 0
+    assert older.exists()
+    ended = run(user=12345, group=12345, extra_groups=[], **settings)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_start_holds_the_program_and_says_when_it_was(program: Path, tmp_path: Path) -> None:
@@ -325,6 +350,15 @@ def test_its_folders_are_its_owners(run: Run, tmp_path: Path) -> None:
     run(umask=0)
     folders = [path for path in (tmp_path / ".cache").rglob("*") if path.is_dir()]
     assert all(not stat.S_IMODE(path.stat().st_mode) & 0o022 for path in folders)
+
+
+def test_a_umask_holds_for_folders_above_and_what_is_started_alone(run: Run, tmp_path: Path) -> None:
+    tells = packed(tmp_path, "#!/bin/sh\numask\n", beside="x")
+    assert run(executable=tells, umask=0o077).stdout == "0077\n"
+    assert stat.S_IMODE((tmp_path / ".cache/mlxcel").stat().st_mode) == 0o700
+    inside = [path for path in (tmp_path / ".cache/mlxcel/binary").rglob("*") if path.name != ".lock"]
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in inside)
+    assert stat.S_IMODE((tmp_path / ".cache/mlxcel/binary").stat().st_mode) == 0o755
 
 
 def test_it_needs_nothing_of_the_system(program: Path) -> None:

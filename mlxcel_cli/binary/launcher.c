@@ -28,6 +28,8 @@
 #define PROGRAM "bin/mlxcel"
 #define NEW_PREFIX ".new-"
 #define HINT "MLXCEL_HOME names another folder for it"
+#define ANEW "remove it and start again, or " HINT
+#define CLOSED "chmod o-w ends that, or " HINT
 #define MAGIC "mlxcel\0\1"
 
 enum { MAGIC_SIZE = 8, SIZE_SIZE = 8, DIGEST_SIZE = 16, TRAILER_SIZE = MAGIC_SIZE + SIZE_SIZE + DIGEST_SIZE };
@@ -63,6 +65,14 @@ static _Noreturn void fail(const char *hint, const char *format, ...) {
 
 static void join(char path[PATH_MAX], const char *folder, const char *name) {
   if (snprintf(path, PATH_MAX, "%s/%s", folder, name) >= PATH_MAX) fail(HINT, "%s: the path is too long", folder);
+}
+
+// Refuse what somebody else than this person and root has made or can change.
+static void trust(int opened, const char *path) {
+  struct stat found;
+  if (fstat(opened, &found) != 0) fail(HINT, "%s cannot be looked at: %s", path, strerror(errno));
+  if (found.st_uid != geteuid() && found.st_uid != 0) fail(ANEW, "%s belongs to somebody else", path);
+  if (found.st_mode & 022) fail(ANEW, "%s is not safe: others may write to it", path);
 }
 
 // Remove a file, or a folder and what is in it. What cannot be removed stays.
@@ -154,10 +164,8 @@ static bool is_header(const char header[BLOCK]) {
   return strtoul(header + 148, NULL, 8) == sum;
 }
 
-// Unpack the whole archive (ustar: files and folders) into the folder `partial`.
-static void unpack(struct archive *archive) {
-  int folder = open(partial, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) fail(HINT, "%s cannot be opened: %s", partial, strerror(errno));
+// Unpack the whole archive (ustar: files and folders) into a folder, which is `partial`.
+static void unpack(struct archive *archive, int folder) {
   if (inflateInit2(&archive->inflating, 16 + MAX_WBITS) != Z_OK) fail(NULL, "there is not enough memory to unpack");
   for (;;) {
     char header[BLOCK + 1] = {0}, name[BLOCK];
@@ -177,7 +185,6 @@ static void unpack(struct archive *archive) {
   inflateEnd(&archive->inflating);
   // A machine that loses power must not find the name without the files.
   if (syncfs(folder) != 0) fail(HINT, "%s cannot be written: %s", partial, strerror(errno));
-  close(folder);
 }
 
 // Have HOME set: as it is, else as the system's list of users says, else to the one folder that is given.
@@ -211,20 +218,44 @@ static void programs_folder(char folder[PATH_MAX]) {
   }
 }
 
+// Make a folder and those it is in. It is for whoever may run what is in it; those are as this person's files are.
 static void make_folders(char *folder) {
   for (char *slash = folder;; *slash = '/') {
     slash = strchr(slash + 1, '/');
     if (slash) *slash = 0;
-    if (mkdir(folder, 0755) != 0 && errno != EEXIST && access(folder, F_OK) != 0)
-      fail(HINT, "%s cannot be made: %s", folder, strerror(errno));
-    if (!slash) return;
+    mode_t own = slash ? 0 : umask(022);
+    bool made = mkdir(folder, 0755) == 0 || errno == EEXIST || access(folder, F_OK) == 0;
+    if (!made) fail(HINT, "%s cannot be made: %s", folder, strerror(errno));
+    if (slash) continue;
+    umask(own);
+    return;
   }
 }
 
-// Hold the program for as long as this process lives, and note that it was started. False: it is being removed.
-static bool hold(const char *whole) {
-  int folder = open(whole, O_RDONLY | O_DIRECTORY);  // stays open in the program
-  if (folder < 0 || (flock(folder, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK)) return false;
+// The folder of programs, made where it is not. Who else may write to it, or move it away, could have this person run
+// anything. The owner and the group of the folder around it are trusted: the group is often a person's own.
+static int open_programs(char *path) {
+  int programs = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  if (programs < 0) {
+    make_folders(path);
+    programs = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+  }
+  if (programs < 0) fail(HINT, "%s cannot be opened: %s", path, strerror(errno));
+  trust(programs, path);
+  struct stat around;
+  if (fstatat(programs, "..", &around, 0) != 0) fail(HINT, "%s cannot be entered: %s", path, strerror(errno));
+  if (around.st_mode & S_IWOTH && !(around.st_mode & S_ISVTX)) fail(CLOSED, "others may move %s away", path);
+  return programs;
+}
+
+// Hold the program for as long as this process lives, and note that it was started (in vain where it is root's).
+// False: it is not there, or it is being removed.
+static bool hold(int programs, const char *digest, const char *whole) {
+  int folder = openat(programs, digest, O_RDONLY | O_DIRECTORY | O_NOFOLLOW);  // stays open in the program
+  if (folder < 0 && errno == ENOENT) return false;
+  if (folder < 0) fail(ANEW, "%s cannot be opened: %s", whole, strerror(errno));
+  trust(folder, whole);
+  if (flock(folder, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
   futimens(folder, NULL);
   return true;
 }
@@ -236,17 +267,24 @@ static bool is_unused(int programs, const char *name) {
          flock(folder, LOCK_EX | LOCK_NB) == 0;  // until this process ends
 }
 
+// Whether others may run what root unpacked here: their starts cannot be noted, so that nothing is known to be unused.
+static bool is_shared(int programs) {
+  struct stat found;
+  return geteuid() == 0 && (fstat(programs, &found) != 0 || found.st_mode & 077);
+}
+
 // Remove what killed starts left, and other versions that nobody has started for long. The lock is held.
-static void sweep(const char *folder, const char *digest) {
-  int programs = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *entries = programs < 0 ? NULL : fdopendir(programs);
+static void sweep(int programs, const char *digest) {
+  bool shared = is_shared(programs);
+  int listed = openat(programs, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  DIR *entries = listed < 0 ? NULL : fdopendir(listed);
   for (struct dirent *entry; entries && (entry = readdir(entries));) {
     const char *name = entry->d_name;
     char gone[PATH_MAX];
     snprintf(gone, sizeof gone, NEW_PREFIX "%s", name);
     if (strncmp(name, NEW_PREFIX, strlen(NEW_PREFIX)) == 0) {
       remove_tree(programs, name);
-    } else if (strlen(name) == DIGEST_SIZE && strspn(name, "0123456789abcdef") == DIGEST_SIZE &&
+    } else if (!shared && strlen(name) == DIGEST_SIZE && strspn(name, "0123456789abcdef") == DIGEST_SIZE &&
                strcmp(name, digest) != 0 && is_unused(programs, name) &&
                renameat(programs, name, programs, gone) == 0) {
       remove_tree(programs, gone);
@@ -255,32 +293,36 @@ static void sweep(const char *folder, const char *digest) {
   if (entries) closedir(entries);
 }
 
-// Unpack into `whole`, one start at a time. A start that was killed leaves a folder of another name, which goes.
-static void unpack_once(struct archive *archive, char *programs, const char *digest, const char *whole) {
-  char path[PATH_MAX];
-  make_folders(programs);
-  join(path, programs, ".lock");
-  int lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (lock < 0) fail(HINT, "%s cannot be written: %s", path, strerror(errno));
-  if (flock(lock, LOCK_EX) != 0) fail(HINT, "%s cannot be locked: %s", path, strerror(errno));
-  if (access(whole, F_OK) == 0) return;  // by the start that held the lock until now
-  sweep(programs, digest);
-  join(path, programs, NEW_PREFIX);
-  if (isatty(STDERR_FILENO)) fprintf(stderr, "unpacking into %s, once\n", whole);
-  if (snprintf(partial, sizeof partial, "%s%s", path, digest) >= PATH_MAX || mkdir(partial, 0755) != 0)
-    fail(HINT, "%s cannot be made: %s", partial, strerror(errno));
-  unpack(archive);
-  if (rename(partial, whole) != 0) fail(HINT, "%s cannot be made: %s", whole, strerror(errno));
+// Unpack into the folder `digest`, readable by all. A start that is killed leaves a folder of another name, which goes.
+static void unpack_new(struct archive *archive, int programs, const char *path, const char *digest) {
+  char name[sizeof NEW_PREFIX + DIGEST_SIZE];
+  mode_t own = umask(022);
+  snprintf(name, sizeof name, NEW_PREFIX "%s", digest);
+  join(partial, path, name);
+  if (mkdirat(programs, name, 0755) != 0) fail(HINT, "%s cannot be made: %s", partial, strerror(errno));
+  int folder = openat(programs, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (folder < 0) fail(HINT, "%s cannot be opened: %s", partial, strerror(errno));
+  trust(folder, partial);
+  unpack(archive, folder);
+  close(folder);
+  if (renameat(programs, name, programs, digest) != 0)
+    fail(HINT, "%s/%s cannot be made: %s", path, digest, strerror(errno));
   *partial = 0;
+  umask(own);
 }
 
-// Whether the program is there, and nobody but this person and root can have put it there.
-static bool is_ready(const char *whole) {
-  struct stat found;
-  if (lstat(whole, &found) != 0) return false;
-  if (!S_ISDIR(found.st_mode) || (found.st_uid != geteuid() && found.st_uid != 0) || found.st_mode & 022)
-    fail(HINT, "%s belongs to somebody else, or others may write to it", whole);
-  return true;
+// Have the program there, unpacked by one start at a time. Whoever put it there has yet to be looked at.
+static void unpack_once(struct archive *archive, int programs, const char *path, const char *digest) {
+  char locked[PATH_MAX];
+  join(locked, path, ".lock");
+  int lock = openat(programs, ".lock", O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);  // until this process ends
+  if (lock < 0) fail(HINT, "%s cannot be written: %s", locked, strerror(errno));
+  trust(lock, locked);
+  if (flock(lock, LOCK_EX) != 0) fail(HINT, "%s cannot be locked: %s", locked, strerror(errno));
+  if (faccessat(programs, digest, F_OK, 0) == 0) return;  // by the start that held the lock until now
+  sweep(programs, digest);
+  if (isatty(STDERR_FILENO)) fprintf(stderr, "unpacking into %s/%s, once\n", path, digest);
+  unpack_new(archive, programs, path, digest);
 }
 
 // Settings that are meant for another Python go; this one, in `folder`, and its children load what is theirs alone.
@@ -303,15 +345,16 @@ static void settle_environment(const char *folder) {
 }
 
 int main(int argc, char **argv) {
-  char digest[DIGEST_SIZE + 1] = {0}, programs[PATH_MAX], whole[PATH_MAX], folder[PATH_MAX];
+  char digest[DIGEST_SIZE + 1] = {0}, path[PATH_MAX], whole[PATH_MAX], folder[PATH_MAX];
   char python[PATH_MAX], program[PATH_MAX];
   struct archive *archive = open_archive(digest);
   settle_home();
-  programs_folder(programs);
-  join(whole, programs, digest);
-  if (!is_ready(whole) || !hold(whole)) {
-    unpack_once(archive, programs, digest, whole);
-    hold(whole);
+  programs_folder(path);
+  join(whole, path, digest);
+  int programs = open_programs(path);
+  if (!hold(programs, digest, whole)) {
+    unpack_once(archive, programs, path, digest);
+    hold(programs, digest, whole);  // looks at it again; while the lock is held, nobody removes it
   }
   join(python, whole, PYTHON);
   join(program, whole, PROGRAM);

@@ -3,12 +3,14 @@
 import fcntl
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,20 @@ def run(program: Path, tmp_path: Path) -> Run:
         )
 
     return start
+
+
+@pytest.fixture
+def shared(program: Path) -> Iterator[Path]:
+    """A folder that everybody can enter, with the program."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    shutil.copy(program, folder / "mlxcel")
+    yield folder
+    shutil.rmtree(folder)
+
+
+def has_open(process: subprocess.Popen[bytes], path: Path) -> bool:
+    return any(opened.resolve() == path for opened in Path(f"/proc/{process.pid}/fd").iterdir())
 
 
 def unpacked(home: Path) -> list[str]:
@@ -71,6 +87,7 @@ def test_a_first_start_removes_what_killed_ones_left_and_what_nobody_starts(run:
         (folder / name / "bin").mkdir(parents=True)
         (folder / name / "bin/python3").write_text("")
         os.utime(folder / name, (started_s, started_s))
+    folder.chmod(0o700)
     held = os.open(folder / "fedcba9876543210", os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_SH)
     assert run().returncode == 0
@@ -78,6 +95,18 @@ def test_a_first_start_removes_what_killed_ones_left_and_what_nobody_starts(run:
     (name,) = set(unpacked(tmp_path)) - set(kept)
     assert set(unpacked(tmp_path)) == {name, *kept}
     assert (folder / name / "bin/python3").stat().st_size > 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root unpacks for others")
+def test_what_root_unpacked_serves_others_and_stays(run: Run, shared: Path) -> None:
+    settings = {"executable": shared / "mlxcel", "env": {"PATH": os.environ["PATH"], "MLXCEL_HOME": str(shared)}}
+    older = shared / "binary/0000000000000000"
+    older.mkdir(parents=True)
+    os.utime(older, (1, 1))
+    assert run(umask=0o077, **settings).returncode == 0
+    assert older.exists()
+    ended = run(user=12345, group=12345, extra_groups=[], **settings)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_a_start_holds_the_program_and_says_when_it_was(program: Path, tmp_path: Path) -> None:
@@ -186,6 +215,90 @@ def test_what_belongs_to_somebody_else_is_not_run(run: Run, tmp_path: Path) -> N
     assert "belongs to somebody else" in run().stderr
 
 
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o775])
+@pytest.mark.parametrize("started", [False, True])
+def test_a_folder_of_programs_that_others_may_write_to_is_refused(
+    run: Run, tmp_path: Path, mode: int, started: bool
+) -> None:
+    folder = tmp_path / ".cache/mlxcel/binary"
+    folder.mkdir(parents=True)
+    assert not started or run().returncode == 0
+    before = unpacked(tmp_path)
+    folder.chmod(mode)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"error: {folder} is not safe: others may write to it\n"
+        "hint: remove it and start again, or MLXCEL_HOME names another folder for it\n"
+    )
+    assert unpacked(tmp_path) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("name", ["", ".lock"])
+def test_a_folder_of_programs_or_a_lock_of_somebody_else_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    given = tmp_path / ".cache/mlxcel/binary" / name
+    given.parent.mkdir(parents=True)
+    given.touch() if name else given.mkdir()
+    os.chown(given, 12345, -1)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"error: {given} belongs to somebody else\n")
+
+
+def test_a_lock_that_others_may_write_to_is_refused(run: Run, tmp_path: Path) -> None:
+    lock = tmp_path / ".cache/mlxcel/binary/.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    lock.chmod(0o666)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith(f"error: {lock} is not safe: others may write to it\n")
+
+
+def test_a_lock_that_is_a_link_is_not_followed(run: Run, tmp_path: Path) -> None:
+    lock = tmp_path / ".cache/mlxcel/binary/.lock"
+    lock.parent.mkdir(parents=True)
+    lock.symlink_to(tmp_path / "elsewhere")
+    ended = run()
+    assert ended.returncode == 1
+    assert f"error: {lock} cannot be written" in ended.stderr
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_of_programs_that_others_may_move_away_is_refused(run: Run, tmp_path: Path) -> None:
+    around = tmp_path / ".cache/mlxcel"
+    assert run().returncode == 0
+    around.chmod(0o1777)
+    assert run().returncode == 0
+    around.chmod(0o777)
+    ended = run()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        f"error: others may move {around / 'binary'} away\n"
+        "hint: chmod o-w ends that, or MLXCEL_HOME names another folder for it\n"
+    )
+
+
+def test_what_came_while_a_start_waited_is_looked_at_too(run: Run, program: Path, tmp_path: Path) -> None:
+    run()
+    (name,) = unpacked(tmp_path)
+    folder = tmp_path / ".cache/mlxcel/binary"
+    (folder / name).rename(tmp_path / "aside")
+    with (folder / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = subprocess.Popen(
+            [program], env={"HOME": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        while waiting.poll() is None and not has_open(waiting, folder / ".lock"):
+            pass
+        (tmp_path / "aside").chmod(0o777)
+        (tmp_path / "aside").rename(folder / name)
+    told, said = waiting.communicate()
+    assert (waiting.returncode, told) == (1, b"")
+    assert said.startswith(f"error: {folder / name} is not safe: others may write to it\n".encode())
+
+
 @pytest.mark.parametrize(
     ("python", "mode", "hint"),
     [
@@ -237,6 +350,15 @@ def test_its_folders_are_its_owners(run: Run, tmp_path: Path) -> None:
     run(umask=0)
     folders = [path for path in (tmp_path / ".cache").rglob("*") if path.is_dir()]
     assert all(not stat.S_IMODE(path.stat().st_mode) & 0o022 for path in folders)
+
+
+def test_a_umask_holds_for_folders_above_and_what_is_started_alone(run: Run, tmp_path: Path) -> None:
+    tells = packed(tmp_path, "#!/bin/sh\numask\n", beside="x")
+    assert run(executable=tells, umask=0o077).stdout == "0077\n"
+    assert stat.S_IMODE((tmp_path / ".cache/mlxcel").stat().st_mode) == 0o700
+    inside = [path for path in (tmp_path / ".cache/mlxcel/binary").rglob("*") if path.name != ".lock"]
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in inside)
+    assert stat.S_IMODE((tmp_path / ".cache/mlxcel/binary").stat().st_mode) == 0o755
 
 
 def test_it_needs_nothing_of_the_system(program: Path) -> None:

@@ -120,11 +120,19 @@ def _parameter(row: Row, *, per_request: bool) -> inspect.Parameter:
         help_text += f" [default: {row.default}]"
     bounds = {"min": row.said.minimum, "max": row.said.maximum}
     metavar = "|".join(row.said.choices) or METAVARS.get(row.kind)
-    parser = row.kind if row.kind in WRITTEN else None
+    parser = functools.partial(_written, row.kind) if row.kind in WRITTEN else None
     option = typer.Option(*row.flags, help=help_text, metavar=metavar, parser=parser, **bounds)
     kind = list[str] if row.kind is tuple else row.kind
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(row.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _written(kind: type, text: str) -> Any:
+    """What the text of a flag is, with a fault said as that of a variable is."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise typer.BadParameter(f"it must be {KINDS[kind]}, not {text!r}") from None
 
 
 @dataclass(frozen=True, slots=True)

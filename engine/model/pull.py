@@ -7,7 +7,6 @@ here.
 """
 
 import configparser
-import contextlib
 import hashlib
 import json
 import os
@@ -33,6 +32,7 @@ from engine.model.store import (
     Store,
     Wheel,
     check_complete,
+    file_states,
     nearest,
 )
 
@@ -338,23 +338,13 @@ def _run(
         )
         try:
             while process.poll() is None:
-                tick(_folder_bytes(target))
+                tick(sum(state.st_size for state in file_states(target)))
                 time.sleep(0.1)
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
     return subprocess.CompletedProcess(command, process.returncode, "", log.read_text(errors="replace"))
-
-
-def _folder_bytes(folder: Path) -> int:
-    """Bytes below `folder`, where an installer makes and removes files and folders meanwhile."""
-    total = 0
-    for place, _, names in os.walk(folder):  # passes over folders that have gone, which rglob does not
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
 
 
 def _last_words(stderr: str) -> str:

@@ -16,10 +16,10 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from engine.errors import ModelError, ModelIncomplete, ModelNotFound, UserError
 
@@ -29,6 +29,7 @@ GGUF_OWNER = "gguf"
 INDEX = "model.safetensors.index.json"
 LOCAL_OWNER = "local"
 BARE_OWNERS = (LOCAL_OWNER, BUILT_IN_OWNER, "mlx-community")
+ALL = "all"  # stands for every model of the store where several are named
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt")
 WEIGHTS_SUFFIX = ".safetensors"
 STAGING_SUFFIX = ".partial"
@@ -95,19 +96,18 @@ BUILT_IN: dict[str, BuiltIn] = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One whole checkpoint in the store. `modified_s` is when it was completed, in seconds since the epoch."""
+    """One whole checkpoint in the store. `modified_s` is when it was completed, in seconds since the epoch.
+
+    `short_name` is what to ask for: the name without an owner that a bare name implies, unless several such owners
+    have a model of that name.
+    """
 
     name: str
+    short_name: str
     path: Path
     size_bytes: int
     source: str
     modified_s: float
-
-    @property
-    def short_name(self) -> str:
-        """What to ask for: the name without an owner that a bare name implies."""
-        owner, _, rest = self.name.partition("/")
-        return rest if owner in BARE_OWNERS else self.name
 
 
 def default_home() -> Path:
@@ -148,18 +148,26 @@ class Store:
     def free_name(self, name: str, *, replaces: bool = False) -> str:
         """The full name that a new entry called `name` will have; a bare one belongs to LOCAL_OWNER.
 
-        Raises ModelError for what is no name, a built-in model's, and one that already means something, unless
-        that is the very entry and `replaces`.
+        Raises ModelError for what is no name, and for one that is taken, unless that is the very entry and
+        `replaces`. A name whose owner need not be said is taken where what is left means something already: a
+        built-in model, another entry, or all of them.
         """
         full = name if "/" in name else f"{LOCAL_OWNER}/{name}"
         if not _is_name(full):
             hint = "NAME or OWNER/NAME, of letters, digits and . _ @ -"
             raise ModelError(f"{name!r} is no name for a model", hint=hint)
-        if name.removeprefix(f"{BUILT_IN_OWNER}/") in BUILT_IN:
-            raise ModelError(f"{name} is the name of a built-in model", hint="choose another name")
-        taken = self.find(name)
-        if taken is not None and not (replaces and taken.name == full):
-            raise ModelError(f"{taken.name} is in the store already", hint="choose another name")
+        (owner, short), asked, hint = _parts(full), full, "choose another name"
+        if owner in BARE_OWNERS:
+            asked, owners = short, ", ".join(BARE_OWNERS)
+            hint = f"{full} would be asked for as {short}: choose another name, or an owner other than {owners}"
+        if asked in BUILT_IN:
+            raise ModelError(f"{asked} is the name of a built-in model", hint=hint)
+        if asked == ALL:
+            raise ModelError(f"{ALL} means every model of the store", hint=hint)
+        if replaces and self.find(full) is not None:
+            return full
+        if (taken := self.find(asked)) is not None:
+            raise ModelError(f"{taken.name} is in the store already", hint=hint)
         return full
 
     def known_names(self) -> Sequence[str]:
@@ -174,19 +182,25 @@ class Store:
         for candidate in _full_names(name):
             for folder in (self.models / candidate, self._kept(candidate)):
                 if folder.is_dir():
-                    return self._read(folder) or _incomplete_entry(candidate, folder)
+                    return self._read(folder) or self._incomplete(candidate, folder)
         known = [entry.short_name for entry in self.list()]
         hint = _meant(nearest(name, known)) or "mlxcel list shows what is there"
         raise ModelNotFound(f"no model called {name!r} is in the store", hint=hint)
 
     def remove(self, name: str) -> Entry:
-        """Delete the entry called `name`, whole or not, and return what it was. Raises ModelNotFound."""
+        """Delete the entry called `name`, whole or not, and return what it was.
+
+        Raises ModelNotFound, and ModelError where the store cannot be written.
+        """
         full = self.look(name).name
         with self.locked(full):
             entry = self.look(full)
-            for path in (self.models / full, self._kept(full)):
-                if path.is_dir():
-                    _discard(path)
+            try:
+                for path in (self.models / full, self._kept(full)):
+                    if path.is_dir():
+                        _discard(path)
+            except OSError as error:
+                raise ModelError(f"{full} cannot be deleted: {error.strerror or error}") from error
             self._sweep(full)
         return entry
 
@@ -199,7 +213,9 @@ class Store:
         """
         entry = self.find(name) or self.look(name)
         full = self.free_name(new_name)
-        first, second = sorted((entry.name, full))  # in one order, for two copies not to wait for each other
+        first, second = sorted(
+            (entry.name, full), key=str.lower
+        )  # one order: two copies do not wait for each other
         try:
             with self.locked(first), self.locked(second):
                 self.free_name(new_name)
@@ -212,31 +228,36 @@ class Store:
 
     def taken_bytes(self, entries: Iterable[Entry]) -> int:
         """What `entries` take on the disk together: files that several of them share count once."""
-        sizes = {}
-        for entry in entries:
-            for path in entry.path.rglob("*"):
-                found = path.stat()
-                if path.is_file():
-                    sizes[found.st_dev, found.st_ino] = found.st_size
-        return sum(sizes.values())
+        found = (state for entry in entries for state in file_states(entry.path))
+        return sum({(state.st_dev, state.st_ino): state.st_size for state in found}.values())
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
-        """Hold the entry `name` against every other process and thread; the holding thread may enter again."""
-        held: set[str] = self._held.__dict__.setdefault("names", set())
-        if name in held:
+        """Hold the entry `name` against every other process and thread; the holding thread may enter again.
+
+        Raises ModelError where the store cannot be written.
+        """
+        _parts(name)
+        key = name.lower().replace("/", "%")  # case may not count on this disk; no name has a percent sign
+        held: set[str] = self._held.__dict__.setdefault("keys", set())
+        if key in held:
             yield
             return
-        _parts(name)
-        locks = self.home / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        with open(locks / f"{name.replace('/', '--')}.lock", "a") as handle:
+        with self._lock_file(key) as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            held.add(name)
+            held.add(key)
             try:
                 yield
             finally:
-                held.discard(name)
+                held.discard(key)
+
+    def _lock_file(self, key: str) -> IO[bytes]:
+        path = self.home / "locks" / f"{key}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return open(path, "ab")
+        except OSError as error:
+            raise ModelError(f"the store at {self.home} cannot be written: {error.strerror or error}") from error
 
     @contextmanager
     def begin(self, name: str, *, source: str = "", keep: bool = False) -> Iterator[Path]:
@@ -283,13 +304,22 @@ class Store:
         manifest = _read_manifest(folder)
         if manifest is None or folder.name.startswith(".") or _first_mismatch(folder, manifest["files"]):
             return None
-        return Entry(
-            name=f"{folder.parent.name}/{folder.name}",
-            path=folder,
-            size_bytes=sum(manifest["files"].values()),
-            source=str(manifest.get("source", "")),
-            modified_s=(folder / MANIFEST).stat().st_mtime,
-        )
+        try:
+            modified_s = (folder / MANIFEST).stat().st_mtime
+        except OSError:  # somebody removes it just now
+            return None
+        name, source = f"{folder.parent.name}/{folder.name}", str(manifest.get("source", ""))
+        return Entry(name, self._short_name(name), folder, sum(manifest["files"].values()), source, modified_s)
+
+    def _incomplete(self, name: str, folder: Path) -> Entry:
+        size_bytes = sum(state.st_size for state in file_states(folder))
+        return Entry(name, self._short_name(name), folder, size_bytes, "incomplete", folder.stat().st_mtime)
+
+    def _short_name(self, name: str) -> str:
+        """`Entry.short_name` of the entry `name`."""
+        owner, _, short = name.partition("/")
+        having = {bare for bare in BARE_OWNERS if (self.models / bare / short / MANIFEST).exists()}
+        return short if owner in BARE_OWNERS and having <= {owner} else name
 
 
 def _beside(folder: Path) -> Path:
@@ -346,6 +376,14 @@ def check_complete(folder: Path) -> None:
     manifest = _read_manifest(folder)
     if manifest and (changed := _first_mismatch(folder, manifest["files"])):
         raise ModelIncomplete(f"{folder} is not as it was stored: {changed} is missing or has another size")
+
+
+def file_states(folder: Path) -> Iterator[os.stat_result]:
+    """The state of each file below `folder`, without those that others remove meanwhile and links to nothing."""
+    for place, _, names in os.walk(folder):  # goes on where a folder is gone, which rglob does not
+        for name in names:
+            with suppress(OSError):
+                yield os.stat(os.path.join(place, name))
 
 
 def weight_file_bytes(folder: Path) -> int:
@@ -439,11 +477,6 @@ def _first_mismatch(folder: Path, files: dict[str, int]) -> str | None:
         except OSError:
             return name
     return None
-
-
-def _incomplete_entry(name: str, folder: Path) -> Entry:
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return Entry(name, folder, size, "incomplete", folder.stat().st_mtime)
 
 
 def _discard(folder: Path) -> None:

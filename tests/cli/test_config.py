@@ -239,3 +239,16 @@ def test_a_number_of_hundreds_of_digits_is_refused():
     for variable in ("MLXCEL_PORT", "MLXCEL_CTX_SIZE"):
         with pytest.raises(ConfigError, match="must be a number of at most 64 bits"):
             settle(environment={variable: "9" * 400})
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--prompt-cache-bytes", "a number of bytes, or a size such as 2GiB"),
+        ("--models-memory", "auto, none, a number of bytes, or a size such as 2GiB"),
+    ],
+)
+def test_a_flag_that_is_no_size_is_said_as_a_variable_is(flag, said, mlxcel):
+    ended = mlxcel("serve", "x", flag, "18M")
+    assert ended.code == 2
+    assert ended.err.splitlines()[0] == f"error: Invalid value for '{flag}': it must be {said}, not '18M'"

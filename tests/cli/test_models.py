@@ -136,6 +136,43 @@ def test_cp_refuses_a_name_that_is_taken_and_a_model_that_is_not_there(stored, m
     assert [entry.name for entry in stored.list()] == ["mlx-community/tiny"]
 
 
+def test_cp_refuses_a_name_that_means_something_else(stored, mlxcel):
+    ended = mlxcel("cp", "tiny", "all")
+    assert ended.err == (
+        "error: all means every model of the store\n"
+        "hint: local/all would be asked for as all: choose another name, or an owner "
+        "other than local, mlxcel, mlx-community\n"
+    )
+    assert mlxcel("cp", "tiny", "local/smollm2-135m").err.startswith(
+        "error: smollm2-135m is the name of a built-in"
+    )
+    assert mlxcel("cp", "tiny", "local/tiny").err.startswith("error: mlx-community/tiny is in the store already\n")
+    assert mlxcel("cp", "tiny", "someone/tiny").code == 0
+
+
+def test_list_says_the_owner_where_several_have_the_name(stored, mlxcel):
+    with stored.begin("local/tiny") as folder:
+        write_checkpoint(folder)
+    assert [row.split()[0] for row in mlxcel("list").out.splitlines()[1:]] == ["local/tiny", "mlx-community/tiny"]
+
+
+def test_list_on_a_terminal_passes_over_a_link_to_nothing(stored, mlxcel, monkeypatch):
+    (stored.find("tiny").path / "link").symlink_to("nothing")
+    monkeypatch.setattr(render, "is_terminal", lambda stream: stream is sys.stdout)
+    ended = mlxcel("list")
+    assert ended.code == 0
+    assert ended.err.startswith("1 model, ")
+
+
+def test_rm_in_a_store_that_cannot_be_written_is_one_line(stored, mlxcel):
+    locks = stored.home / "locks"
+    locks.rename(stored.home / "away")
+    locks.touch()
+    ended = mlxcel("rm", "tiny", "--yes")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err == f"error: the store at {stored.home} cannot be written: File exists\n"
+
+
 def test_rm_of_several_deletes_all_or_none(three, mlxcel):
     ended = mlxcel("rm", "one/a", "one/z", "--yes")
     assert ended.code == 1

@@ -331,6 +331,15 @@ def test_into_a_folder(source: Path, store: Store, tmp_path: Path) -> None:
     assert leftovers(tmp_path / "papers") == ["will.txt"]
 
 
+def test_a_home_that_cannot_be_written_is_named_and_not_the_folder(
+    source: Path, store: Store, tmp_path: Path
+) -> None:
+    store.home.mkdir(exist_ok=True)
+    (store.home / "locks").touch()
+    with pytest.raises(ModelError, match=f"^the store at {store.home} cannot be written"):
+        convert(str(source), Conversion(**UNMEASURED), output=tmp_path / "out", store=store)
+
+
 def test_a_result_that_is_worse_than_asked_is_not_kept(source: Path, store: Store) -> None:
     with pytest.raises(ModelError, match=r"times the source's .* more than 0.5 times is no success") as caught:
         convert(str(source), Conversion(max_loss=0.5), store=store)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ModelError, ModelIncomplete, ModelNotFound
-from engine.model.store import MANIFEST, Store, check_complete, default_home, nearest
+from engine.model import store as storing
+from engine.model.store import MANIFEST, Store, check_complete, default_home, file_states, nearest
 from tests.threads import in_threads
 
 
@@ -286,3 +287,99 @@ def test_a_folder_outside_is_built_beside_its_place(store: Store, tmp_path: Path
     assert sorted(path.name for path in folder.parent.iterdir()) == [other.name, "here"]
     assert not (folder / MANIFEST).exists()
     assert store.list() == []
+
+
+def test_names_that_differ_have_locks_that_differ(store: Store) -> None:
+    add(store, "a/b--c")
+    in_threads(1, lambda _: store.copy("a/b--c", "a--b/c"))
+    assert [entry.name for entry in store.list()] == ["a/b--c", "a--b/c"]
+
+
+def test_one_lock_is_held_where_case_alone_differs(store: Store) -> None:
+    with store.locked("a/b"), store.locked("A/B"):
+        assert len(list((store.home / "locks").iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["x", "local/x", "mlxcel/x", "mlx-community/x"])
+@pytest.mark.parametrize("other", ["local/x", "mlxcel/x", "mlx-community/x"])
+def test_no_new_name_means_another_model_or_hides_behind_it(store: Store, name: str, other: str) -> None:
+    add(store, "one/y")
+    add(store, other)
+    with pytest.raises(ModelError, match=f"^{other} is in the store already") as caught:
+        store.copy("one/y", name)
+    assert "would be asked for as x: " in caught.value.hint
+    assert store.copy("one/y", "two/x").short_name == "two/x"
+
+
+@pytest.mark.parametrize("owner", ["local", "mlxcel", "mlx-community"])
+def test_no_new_name_hides_a_built_in_model_or_all(store: Store, owner: str) -> None:
+    for short, said in (("smollm2-135m", "smollm2-135m is the name of a built-in"), ("all", "all means every")):
+        with pytest.raises(ModelError, match=said) as caught:
+            store.free_name(f"{owner}/{short}")
+        assert f"{owner}/{short} would be asked for as {short}: " in caught.value.hint
+        assert store.free_name(f"someone/{short}") == f"someone/{short}"
+
+
+def test_what_is_replaced_means_what_it_meant(store: Store) -> None:
+    for name in ("local/x", "mlx-community/x"):
+        add(store, name)
+        assert store.free_name(name, replaces=True) == name
+
+
+def test_a_short_name_that_several_have_is_none(store: Store) -> None:
+    for name in ("local/x", "mlx-community/x", "mlx-community/y", "one/x"):
+        add(store, name)
+    assert [entry.short_name for entry in store.list()] == ["local/x", "mlx-community/x", "y", "one/x"]
+    assert {"local/x", "mlx-community/x", "y"} < set(store.known_names())
+    store.remove("x")
+    assert [entry.short_name for entry in store.list()] == ["x", "y", "one/x"]
+
+
+def test_what_leads_nowhere_takes_nothing(store: Store) -> None:
+    add(store, "one/a")
+    [entry] = store.list()
+    taken = store.taken_bytes([entry])
+    (entry.path / "link").symlink_to("nothing")
+    assert store.taken_bytes([entry]) == taken
+    store.remove("one/a")
+    assert store.taken_bytes([entry]) == 0
+
+
+def test_folders_that_go_while_bytes_are_counted_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kept").write_bytes(b"1234")
+    (tmp_path / "gone").mkdir()
+    scandir = os.scandir
+
+    def vanishing(path: str | Path) -> object:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert [state.st_size for state in file_states(tmp_path)] == [4]
+
+
+def test_what_is_removed_meanwhile_is_not_listed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def remove(folder: Path, _: dict[str, int]) -> None:
+        (folder / MANIFEST).unlink()
+
+    add(store, "one/a")
+    monkeypatch.setattr(storing, "_first_mismatch", remove)
+    assert store.list() == []
+
+
+def test_a_store_that_cannot_be_written_keeps_what_is_there(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    add(store, "one/a")
+    monkeypatch.setattr(os, "rename", refuse)
+    with pytest.raises(ModelError, match=r"^one/a cannot be deleted: Read-only file system$"):
+        store.remove("one/a")
+    monkeypatch.setattr(storing, "open", refuse, raising=False)
+    with pytest.raises(ModelError, match=f"^the store at {store.home} cannot be written: Read-only file system$"):
+        store.remove("one/a")
+    monkeypatch.undo()
+    assert store.find("one/a") is not None

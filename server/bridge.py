@@ -210,13 +210,19 @@ class Bridge:
         return events
 
     def enqueue(
-        self, request: Request, deliver: Callable[[Event | MlxcelError], None], arriving: Arriving | None = None
+        self,
+        request: Request,
+        deliver: Callable[[Event | MlxcelError], None],
+        arriving: Arriving | None = None,
+        *,
+        is_accepted: bool = False,
     ) -> Ticket:
         """Enqueue one request whose events go to `deliver`; with what is `arriving`, if it comes with a state.
+        `is_accepted`: it belongs to work that had a place before.
 
-        Raises QueueFull or EngineStopped.
+        Raises QueueFull, unless it is accepted, or EngineStopped.
         """
-        return self._loop.submit(request, deliver, arriving)
+        return self._loop.submit(request, deliver, arriving, is_accepted=is_accepted)
 
     def cancel(self, ticket: Ticket) -> None:
         """End what `enqueue` has begun, or give up what it has left; harmless when it has ended."""

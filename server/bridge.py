@@ -248,7 +248,7 @@ class Bridge:
         """Mount an adapter. Raises AdapterError, and as `cache_stats` does."""
         return await self._asked(lambda engine: engine.adapters.mount(name, folder))
 
-    async def unmount(self, name: str) -> "Mounted":
+    async def unmount(self, name: str) -> "Mounted | None":
         """Let no request choose the adapter any more. Raises AdapterNotFound, and as `cache_stats` does."""
         return await self._asked(lambda engine: engine.adapters.unmount(name))
 

@@ -226,6 +226,9 @@ class EngineConfig:
     adapters: tuple[str, ...] = setting(
         (), "NAME=FOLDER of an adapter (LoRA or DoRA of mlx-lm, LoRA of PEFT) that requests may choose; repeatable"
     )
+    adapters_may_miss: bool = setting(
+        False, "the model is loaded without those of them that cannot be mounted", flag=False
+    )
     temp: float | None = setting(None, "default temperature; 0: greedy", minimum=0, maximum=100)
     top_k: int | None = setting(None, "default top-k; 0: off", minimum=0)
     top_p: float | None = setting(None, "default top-p; 1: off", minimum=0, maximum=1)

@@ -109,7 +109,7 @@ class Engine:
         self.context_length = config.slot_context(loaded.context_length, slots)
         refusal = ADAPTED if config.adapter else OVER_RANKS if config.ranks else "" if loaded.continues else EMBEDS
         self.adapters = Adapters(loaded.model, self._forward, loaded.vocab_size, refusal=refusal)
-        mounted = self.adapters.mount_all(config.mounts)
+        mounted = self.adapters.mount_all(config.mounts, may_miss=config.adapters_may_miss)
         loaded = replace(loaded, weight_bytes=loaded.weight_bytes + self.adapters.num_bytes)
         self._speculation = speculation_of(
             config,

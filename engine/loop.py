@@ -190,15 +190,18 @@ class EngineLoop:
         request: Request,
         deliver: Callable[[Event | MlxcelError], None],
         arriving: Arriving | None = None,
+        *,
+        is_accepted: bool = False,
     ) -> Ticket:
-        """Enqueue `request`, which goes on from what is `arriving`, if it came with a state.
+        """Enqueue `request`, which goes on from what is `arriving`, if it came with a state. `is_accepted`: it
+        belongs to work that had a place before, and is not refused for want of one.
 
         Raises QueueFull or EngineStopped at once; later errors are delivered.
         """
         with self._wake:
             if self._stopping or self.fault is not None:
                 raise self.fault or EngineStopped("the engine is stopping")
-            if self._num_live >= self.capacity:
+            if self._num_live >= self.capacity and not is_accepted:
                 self.metrics.refused()
                 raise QueueFull(
                     f"{self._num_live} requests run or wait already, and no more may "

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.errors import MlxcelError
+from server.adapters import check_folders
 from server.auth import Keys, SameOrigin, keys_of
 from server.config import ServerConfig
 from server.errors import NoRoute, error_response, shape_of
@@ -81,9 +82,9 @@ def make_app(
     """The application for `config`. Its lifespan starts loading the model and returns at once.
 
     `on_fault` is called when the engine is gone for good; `loop_options` reach the `EngineLoop`. Raises
-    ConfigError for keys that are none.
+    ConfigError for keys that are none, and for folders that are not there.
     """
-
+    check_folders(config)
     node = None if config.node_role == "none" else _node(config)
     if config.others:
         residency_of(config)  # for what it raises

@@ -8,13 +8,13 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.config import EngineConfig
-from engine.errors import EngineStopped, MlxcelError
+from engine.errors import AdapterError, EngineStopped, MlxcelError
 from engine.handover import Arriving, Identity
 from engine.loop import EngineLoop, Ticket
 from engine.metrics import Metrics, Numbers
@@ -210,13 +210,19 @@ class Bridge:
         return events
 
     def enqueue(
-        self, request: Request, deliver: Callable[[Event | MlxcelError], None], arriving: Arriving | None = None
+        self,
+        request: Request,
+        deliver: Callable[[Event | MlxcelError], None],
+        arriving: Arriving | None = None,
+        *,
+        is_accepted: bool = False,
     ) -> Ticket:
         """Enqueue one request whose events go to `deliver`; with what is `arriving`, if it comes with a state.
+        `is_accepted`: it belongs to work that had a place before.
 
-        Raises QueueFull or EngineStopped.
+        Raises QueueFull, unless it is accepted, or EngineStopped.
         """
-        return self._loop.submit(request, deliver, arriving)
+        return self._loop.submit(request, deliver, arriving, is_accepted=is_accepted)
 
     def cancel(self, ticket: Ticket) -> None:
         """End what `enqueue` has begun, or give up what it has left; harmless when it has ended."""
@@ -242,13 +248,15 @@ class Bridge:
         """Mount an adapter. Raises AdapterError, and as `cache_stats` does."""
         return await self._asked(lambda engine: engine.adapters.mount(name, folder))
 
-    async def unmount(self, name: str) -> "Mounted":
+    async def unmount(self, name: str) -> "Mounted | None":
         """Let no request choose the adapter any more. Raises AdapterNotFound, and as `cache_stats` does."""
         return await self._asked(lambda engine: engine.adapters.unmount(name))
 
-    async def mounted(self) -> "tuple[Mounted, ...]":
-        """The adapters that requests may choose. Raises as `cache_stats` does."""
-        return await self._asked(lambda engine: engine.adapters.mounted)
+    async def mounted(self) -> "Mapping[str, Mounted | AdapterError]":
+        """The adapters by name, and what is wrong with those that are missing. Raises as `cache_stats` does."""
+        return await self._asked(
+            lambda engine: {each.name: each for each in engine.adapters.mounted} | engine.adapters.missing
+        )
 
     async def draft_policy(self) -> DraftPolicy | None:
         """Whether drafting pays here, None where nobody drafts. Raises as `cache_stats` does."""

@@ -111,6 +111,9 @@ class ServerConfig:
                 raise ConfigError(
                     "cors_origins", f"{origin!r} is no origin", hint="write scheme and host: https://chat.example"
                 )
+        for name in (self.served_name, self.model_id):
+            if name in self.engine.mounts:
+                raise ConfigError("adapters", f"adapters: {name} is the model's own name")
         self._check_role()
         local = self.is_unix_socket or self.is_on_loopback
         if not (local or self.needs_key or self.insecure_no_auth):

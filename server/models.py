@@ -99,6 +99,11 @@ def _names_with_adapters(base: Served) -> list[str]:
     return [one.name for one in base.adapted.values()]
 
 
+async def _unmount(one: Served) -> None:
+    with contextlib.suppress(MlxcelError):  # the model goes, could not be loaded, or was without it
+        await one.bridge.unmount(one.adapter)
+
+
 class Lease:
     """One request's hold on a model that is loaded; harmless to release more than once."""
 
@@ -167,13 +172,19 @@ class Models:
         base.engine = replace(base.engine, adapters=(*base.engine.adapters, f"{adapter}={folder}"))
         return self._adapt(base, adapter)
 
-    def drop_adapter(self, one: Served) -> None:
-        """Have no request choose it from now on."""
-        base = one.base
+    async def drop_adapter(self, one: Served) -> None:
+        """Have no request choose it from now on, whoever waits for that. A model that is being loaded with it
+        gives it up when it is there.
+        """
+        base, place = one.base, self.place(one)
         del base.adapted[one.adapter]
         kept = (f"{name}={folder}" for name, folder in base.engine.mounts.items() if name != one.adapter)
         base.engine = replace(base.engine, adapters=tuple(kept))
         one.conversations.close()
+        if place is None or place.state in ("loading", "loaded"):
+            unmounting = self._spawn(_unmount(one))
+            if one.bridge.model_now is not None:
+                await asyncio.shield(unmounting)
 
     @property
     def default(self) -> Served:
@@ -188,20 +199,27 @@ class Models:
         """The model of this name, with the adapter behind its colon if it has one, or the default one where none
         is named. An adapter that one model alone has may be named alone. Raises UnknownModel.
         """
-        served = self._by_name.get(asked) or self._adapted(asked) if asked else self.default
-        if served is None:
+        if not asked:
+            return self.default
+        having = [one] if (one := self._by_name.get(asked)) is not None else self._adapted(asked)
+        if len(having) > 1:
+            listed = ", ".join(one.name for one in having)
+            raise UnknownModel(
+                f"several models have an adapter {asked}; one of them is meant by: {listed}", param="model"
+            )
+        if not having:
             listed = ", ".join(name for one in self.served for name in (*one.names, *_names_with_adapters(one)))
             raise UnknownModel(
                 f"the model {asked[:MAX_ECHOED]!r} is not served here; served: {listed}", param="model"
             )
-        return served
+        return having[0]
 
-    def _adapted(self, asked: str) -> Served | None:
+    def _adapted(self, asked: str) -> list[Served]:
+        """The models with the adapter that is named so, with its model's name before it or without."""
         model, _, adapter = asked.rpartition(":")
         if (base := self._by_name.get(model)) is not None and adapter in base.adapted:
-            return base.adapted[adapter]
-        having = [one.adapted[asked] for one in self.served if asked in one.adapted]
-        return having[0] if len(having) == 1 else None
+            return [base.adapted[adapter]]
+        return [one.adapted[asked] for one in self.served if asked in one.adapted]
 
     def place(self, served: Served) -> Place | None:
         """Where it stands among several, or None: it is the only one."""
@@ -358,7 +376,9 @@ class Models:
         beside = "" if cache_bytes is None else f", with {human_bytes(cache_bytes)} for rows and prompt cache"
         log.info("loading %s%s", place.name, beside)
         kept = Size(engine.prompt_cache_bytes // num_parts)
-        served.bridge.start(replace(engine, kv_cache_budget=budget, prompt_cache_bytes=kept))
+        served.bridge.start(
+            replace(engine, kv_cache_budget=budget, prompt_cache_bytes=kept, adapters_may_miss=True)
+        )
 
     def _loaded(self, served: Served) -> None:
         place = self._places.get(served)
@@ -415,10 +435,11 @@ class Models:
             in_s = max(expires_s - self._clock(), 0.0)
             self._timer = asyncio.get_running_loop().call_later(in_s, self._advance)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     @property
     def _decides(self) -> Residency:

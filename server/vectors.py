@@ -1,6 +1,7 @@
 """The inputs of one request for embeddings under way, and the vectors that they have come to.
 
-They are fed into the loop a few at a time, so that many of them leave the queue to others. Knows no HTTP.
+They are fed into the loop a few at a time, so that many of them leave the queue to others. One of them is always
+in it, however full it is: what was begun is not refused. Knows no HTTP.
 """
 
 import asyncio
@@ -31,8 +32,11 @@ class Vectors:
     def begin(self) -> None:
         """Enqueue the first of them. Raises QueueFull where there is no place for one, and EngineStopped."""
         while self._next < len(self._requests) and len(self._running) < self._most:
+            goes_on = bool(self._next) and not self._running
             try:
-                ticket = self._bridge.enqueue(self._requests[self._next], self._hear(self._next))
+                ticket = self._bridge.enqueue(
+                    self._requests[self._next], self._hear(self._next), is_accepted=goes_on
+                )
             except QueueFull:
                 if not self._running:
                     raise

@@ -266,8 +266,8 @@ class Served:
         """Have `submitted` hear of every submission."""
         submit = self.loop.submit
 
-        def counted(*arguments: Any) -> Ticket:
-            ticket = submit(*arguments)
+        def counted(*arguments: Any, **options: Any) -> Ticket:
+            ticket = submit(*arguments, **options)
             with self._submitted:
                 self._submitted.notify_all()
             return ticket

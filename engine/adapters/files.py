@@ -5,6 +5,7 @@ weights, embeddings, heads, experts.
 """
 
 import math
+import os.path
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,14 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from engine.adapters.layer import Factors
-from engine.errors import AdapterError
+from engine.errors import AdapterError, ModelError
 from engine.model.placement import expanded_weight
 from engine.model.store import read_json
 
 CONFIG = "adapter_config.json"
 OURS, PEFT = "adapters.safetensors", "adapter_model.safetensors"
 FOLDER_HINT = "an adapter is a folder that `mlx_lm.lora` or PEFT wrote, for this very model"
+MAX_ECHOED = 100  # characters of what is wrong
 WHOLE_HINT = "--adapter applies such a one to the whole model when it is loaded"
 PEFT_PREFIX = "base_model.model."
 # The tensors of a layer in each format, and what they are here.
@@ -73,10 +75,13 @@ class AdapterFiles:
 
 
 def read(folder: Path) -> AdapterFiles:
-    """What the folder has, its weights not read yet. Raises AdapterError, and ModelError for damaged JSON."""
-    if not (folder / CONFIG).is_file():
+    """What the folder has, its weights not read yet. Raises AdapterError."""
+    if not os.path.isfile(folder / CONFIG):  # False for what may not be looked at, too
         raise AdapterError(f"{folder} is no adapter: {CONFIG} is missing", hint=FOLDER_HINT)
-    said = read_json(folder / CONFIG)
+    try:
+        said = read_json(folder / CONFIG)
+    except ModelError as error:
+        raise AdapterError(str(error), hint=FOLDER_HINT) from error
     if "peft_type" in said:
         return _read_peft(folder, said)
     kind = said.get("fine_tune_type", "lora")
@@ -109,9 +114,14 @@ def _read_peft(folder: Path, said: Mapping[str, Any]) -> AdapterFiles:
 
 
 def _number(folder: Path, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise AdapterError(f"{folder}: {name} is {value!r} in {CONFIG}, which is no number", hint=FOLDER_HINT)
-    return float(value)
+    try:
+        number = math.nan if isinstance(value, bool) or not isinstance(value, (int, float)) else float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        said = repr(value)[:MAX_ECHOED]
+        raise AdapterError(f"{folder}: {name} is {said} in {CONFIG}, which is no number", hint=FOLDER_HINT)
+    return number
 
 
 def _rank(folder: Path, name: str, value: Any) -> int:
@@ -122,7 +132,7 @@ def _rank(folder: Path, name: str, value: Any) -> int:
 
 
 def _arrays(file: Path) -> dict[str, mx.array]:
-    if not file.is_file():
+    if not os.path.isfile(file):
         raise AdapterError(f"{file.parent} is no whole adapter: {file.name} is missing", hint=FOLDER_HINT)
     try:
         return dict(mx.load(str(file)))  # type: ignore[arg-type]

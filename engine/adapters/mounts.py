@@ -5,6 +5,7 @@ same weights. Runs on the engine's thread.
 """
 
 import itertools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from engine.errors import AdapterError, AdapterNotFound, AdapterTaken, ModelErro
 from engine.forward import Forward
 from engine.model.memory import available_bytes, human_bytes
 from engine.probe import differs
+
+log = logging.getLogger(__name__)
 
 MOST_ADAPTERS = 64
 
@@ -37,12 +40,16 @@ class Mounted:
 
 
 class Adapters:
-    """What is mounted beside `model`, which `forward` runs. `refusal` says why nothing can be, if that is so."""
+    """What is mounted beside `model`, which `forward` runs. `refusal` says why nothing can be, if that is so.
+
+    `missing` are those that the model was loaded without, by name, and what is wrong with each.
+    """
 
     def __init__(self, model: Any, forward: Forward, vocab_size: int, *, refusal: str = "") -> None:
         self.model = model
         self._forward = forward
         self._vocab_size = vocab_size
+        self.missing: dict[str, AdapterError] = {}
         self._refusal = refusal
         self._numbers = itertools.count(1)
         self._by_name: dict[str, Mounted] = {}
@@ -74,6 +81,8 @@ class Adapters:
         """That of the adapter `name` of now; 0 for the model itself, which has no name. Raises AdapterNotFound."""
         if not name:
             return 0
+        if name in self.missing:
+            raise AdapterNotFound(f"the adapter {name} could not be mounted: {self.missing[name]}", param="model")
         if name not in self._by_name:
             listed = ", ".join(self._by_name) or "none"
             raise AdapterNotFound(f"no adapter {name!r} is mounted; mounted: {listed}", param="model")
@@ -85,13 +94,19 @@ class Adapters:
             return BASE
         return 1 + next(place for place, one in enumerate(self._slots) if one.number == number)
 
-    def mount_all(self, folders: Mapping[str, Path]) -> list[Mounted]:
-        """Mount what belongs to the model from its load on. Raises ModelError: it is not loaded without."""
+    def mount_all(self, folders: Mapping[str, Path], *, may_miss: bool = False) -> list[Mounted]:
+        """Mount what belongs to the model from its load on. One that cannot be is among the `missing` where it
+        `may_miss`; otherwise raises ModelError: the model is not loaded without.
+        """
         mounted = []
         for name, folder in folders.items():
             try:
                 mounted.append(self.mount(name, folder))
             except AdapterError as error:
+                if may_miss:
+                    self.missing[name] = error
+                    log.warning("the model is loaded without the adapter %s: %s", name, error)
+                    continue
                 raise ModelError(f"adapter {name}: {error}", hint=error.hint) from error
         return mounted
 
@@ -128,11 +143,13 @@ class Adapters:
         self._by_name[name] = mounted
         return mounted
 
-    def unmount(self, name: str) -> Mounted:
+    def unmount(self, name: str) -> Mounted | None:
         """Give the name up: no row chooses it any more. Its weights go when `settle` finds them in no use.
 
-        Raises AdapterNotFound.
+        None of one that was missing. Raises AdapterNotFound.
         """
+        if self.missing.pop(name, None) is not None:
+            return None
         self.number(name)
         return self._by_name.pop(name)
 
@@ -157,7 +174,7 @@ class Adapters:
             raise AdapterError(self._refusal)
         if not is_adapter_name(name):
             raise AdapterError(f"{name!r} cannot be an adapter's name: letters, digits, dots, dashes and _ can")
-        if name in self._by_name:
+        if name in self._by_name or name in self.missing:
             raise AdapterTaken(f"an adapter {name} is mounted already", hint="unmount it first")
         if len(self._slots) >= MOST_ADAPTERS:
             raise AdapterError(f"{len(self._slots)} adapters are mounted, and no more may be")

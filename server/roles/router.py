@@ -164,7 +164,12 @@ class Router:
         await self._sockets.close()
 
     def submit(
-        self, request: Request, deliver: Callable[[Event | MlxcelError], None], arriving: Arriving | None = None
+        self,
+        request: Request,
+        deliver: Callable[[Event | MlxcelError], None],
+        arriving: Arriving | None = None,
+        *,
+        is_accepted: bool = False,
     ) -> Ticket:
         """Have `request` run. Raises QueueFull, NoNode or EngineStopped at once; later errors are delivered."""
         assert arriving is None, "states go from node to node"
@@ -173,7 +178,7 @@ class Router:
         if not self.takes:
             self.metrics.refused()
             raise NoNode(NO_NODE)
-        if len(self._jobs) >= self.capacity:
+        if len(self._jobs) >= self.capacity and not is_accepted:
             self.metrics.refused()
             raise QueueFull(f"{len(self._jobs)} requests run or wait already, and no more may")
         now_s = self._clock()

@@ -32,5 +32,5 @@ async def unmount_adapter(request: Request) -> Response:
         served = served_of(request, name)
     except UnknownModel as error:
         raise AdapterNotFound(str(error)) from error
-    await adapters.unmount(service.models, served, request.receive)
+    await adapters.unmount(service.models, served)
     return json_response({"id": served.name, "object": "adapter", "deleted": True})

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.load import load
+from server.app import make_app
 from server.config import ServerConfig
 from tests.adapters import write_adapter
 from tests.serving import CHAT, COMPLETIONS, MESSAGES, RESPONSES, Served, live, served
-from tests.several import Loads, several, text, write_several
+from tests.several import Loads, held, several, text, wishing, write_several
 from tests.tiny import write_checkpoint
 
 pytestmark = pytest.mark.anyio
@@ -259,6 +261,170 @@ async def test_it_is_there_again_when_its_model_is_loaded_again(tmp_path: Path) 
         assert loads.opened[-1] == "tiny"
         assert error_of(await service.post(COMPLETIONS, {**BODY, "model": "window:red"}))[0] == 404
         await text(service, "window")
+
+
+def with_red(tmp_path: Path) -> tuple[dict[str, Path], Path]:
+    """Checkpoints of several models, and a folder of adapters with a red and a blue one for two of them."""
+    folders = write_several(tmp_path / "models")
+    root = tmp_path / "adapters"
+    for seed, name in enumerate(("red", "blue"), start=1):
+        write_adapter(root / name, load(folders["window"]).model, seed=seed)
+    write_adapter(root / "tiny", load(folders["tiny"]).model)
+    return folders, root
+
+
+async def test_taking_away_is_refused_by_no_queue(tmp_path: Path) -> None:
+    folders, root = with_red(tmp_path)
+    loads = Loads()
+    async with several(
+        folders, loads, models_max=1, adapter_dir=root, engine={"max_queue_depth": 1, "parallel": 1}
+    ) as service:
+        assert (await mount(service, "red", "red", model="window")).status_code == 200
+        gate = loads.gates["window"]
+        gate.shut()
+        running = asyncio.ensure_future(text(service, "window"))
+        await gate.engine_held()
+        waiting = asyncio.ensure_future(text(service, "tiny"))
+        await wishing(service, 1)
+        removing = asyncio.ensure_future(service.client.delete(f"{ADAPTERS}/red"))
+        while service.app.state.service.models.find("window").adapted:
+            await asyncio.sleep(0)
+        gate.open()
+        assert (await removing).status_code == 200
+        await asyncio.gather(running, waiting)
+
+
+async def test_taking_away_goes_on_when_its_client_has_left(tmp_path: Path) -> None:
+    folders, root = with_red(tmp_path)
+    loads = Loads()
+    async with several(folders, loads, models_max=1, adapter_dir=root) as service:
+        assert (await mount(service, "red", "red", model="window")).status_code == 200
+        gate = loads.gates["window"]
+        gate.shut()
+        running = asyncio.ensure_future(text(service, "window"))
+        await gate.engine_held()
+        waiting = asyncio.ensure_future(text(service, "tiny"))
+        await wishing(service, 1)
+        removing = asyncio.ensure_future(service.client.delete(f"{ADAPTERS}/red"))
+        while service.app.state.service.models.find("window").adapted:
+            await asyncio.sleep(0)
+        for left in (removing, waiting):
+            left.cancel()
+            await asyncio.wait([left])
+        gate.open()
+        await running
+        await service.exchanges_ended()
+        again = await mount(service, "red", "blue", model="window")
+        assert again.status_code == 200, again.text
+        assert loads.opened == ["window"]
+
+
+async def test_one_that_is_taken_away_during_the_load_is_not_there_after_it(tmp_path: Path) -> None:
+    folders, root = with_red(tmp_path)
+    loads = Loads()
+    async with several(folders, loads, models_max=1, adapter_dir=root) as service:
+        assert (await mount(service, "red", "red", model="window")).status_code == 200
+        await text(service, "tiny")
+        with held(loads):
+            coming = asyncio.ensure_future(text(service, "window"))
+            await loads.has_begun()
+            assert (await service.client.delete(f"{ADAPTERS}/red")).status_code == 200
+            assert (await service.client.get(ADAPTERS)).json()["data"] == []
+        await coming
+        assert await service.app.state.service.models.find("window").bridge.mounted() == {}
+        assert (await mount(service, "red", "blue", model="window")).status_code == 200
+
+
+async def test_a_model_is_loaded_again_without_an_adapter_that_is_gone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folders, root = with_red(tmp_path)
+    async with several(folders, models_max=1, adapter_dir=root) as service:
+        for name in ("red", "blue"):
+            assert (await mount(service, name, name, model="window")).status_code == 200
+        expected = [await text(service, name) for name in ("window", "window:blue")]
+        await text(service, "tiny")
+        shutil.rmtree(root / "red")
+        assert [await text(service, name) for name in ("window", "window:blue")] == expected
+        for _ in range(2):
+            status, code, message = error_of(await service.post(COMPLETIONS, {**BODY, "model": "window:red"}))
+            assert (status, code) == (404, "model_not_found")
+            assert "adapter_config.json is missing" in message
+        red, blue = (await service.client.get(ADAPTERS)).json()["data"]
+        assert (red["id"], "rank" in red, "error" in blue) == ("window:red", False, False)
+        assert "adapter_config.json is missing" in red["error"]
+        assert sum("without the adapter red" in record.message for record in caplog.records) == 1
+        assert error_of(await mount(service, "red", "blue", model="window"))[:2] == (409, "adapter_taken")
+        assert (await service.client.delete(f"{ADAPTERS}/red")).status_code == 200
+        assert (await mount(service, "red", "blue", model="window")).status_code == 200
+        assert await text(service, "window:red") == expected[1]
+
+
+async def test_an_adapter_that_several_models_have_is_named_with_its_model(tmp_path: Path) -> None:
+    folders, root = with_red(tmp_path)
+    async with several(folders, adapter_dir=root) as service:
+        for model, path in (("window", "red"), ("tiny", "tiny")):
+            assert (await mount(service, "red", path, model=model)).status_code == 200
+        asked = (
+            await service.client.delete(f"{ADAPTERS}/red"),
+            await service.post(COMPLETIONS, {**BODY, "model": "red"}),
+        )
+        for status, code, message in map(error_of, asked):
+            assert (status, code) == (404, "model_not_found")
+            assert "several models have an adapter red" in message
+            assert "tiny:red, window:red" in message
+            assert "not served" not in message
+        assert (await service.client.delete(f"{ADAPTERS}/window:red")).status_code == 200
+        assert (await service.client.delete(f"{ADAPTERS}/red")).json()["id"] == "tiny:red"
+
+
+async def test_none_has_the_name_of_its_own_model(checkpoint: Path, folder: Path) -> None:
+    async with served(checkpoint, alias="mine", server={"adapter_dir": folder}) as service:
+        for name in ("tiny", "mine"):
+            status, code, message = error_of(await mount(service, name, "red"))
+            assert (status, code) == (400, "adapter_refused")
+            assert "the model's own name" in message
+    for name in ("tiny", "mine"):
+        engine = EngineConfig(model=checkpoint, adapters=(f"{name}={folder / 'red'}",))
+        with pytest.raises(ConfigError, match="the model's own name"):
+            ServerConfig(engine, model_id="tiny", alias="mine")
+
+
+DAMAGED = {
+    "an endless rank": b'{"lora_parameters": {"scale": 1, "rank": 1' + b"0" * 400 + b"}}",
+    "an endless scale": b'{"lora_parameters": {"rank": 4, "scale": 1' + b"0" * 400 + b"}}",
+    "a number that is not read": b'{"lora_parameters": {"rank": 4, "scale": 1' + b"0" * 5000 + b"}}",
+    "an endless alpha": b'{"peft_type": "LORA", "r": 4, "lora_alpha": 1' + b"0" * 400 + b"}",
+    "a deep kind": b'{"fine_tune_type": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "no UTF-8": b'{"a": "\xff"}',
+    "too deep": b"[" * 200_000,
+    "no object": b"[]",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("said", DAMAGED.values(), ids=DAMAGED)
+async def test_a_damaged_configuration_is_refused(checkpoint: Path, folder: Path, said: bytes) -> None:
+    (folder / "red" / "adapter_config.json").write_bytes(said)
+    async with served(checkpoint, server={"adapter_dir": folder}) as service:
+        status, code, message = error_of(await mount(service, "red", "red"))
+        assert (status, code) == (400, "adapter_refused"), message
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_folders_that_are_not_there_are_refused_at_the_start(
+    checkpoint: Path, tmp_path: Path, several: bool
+) -> None:
+    more: dict[str, Any] = {"models": ("other",), "others": (("other", checkpoint),)} if several else {}
+    for name in ("nowhere", "x" * 300):
+        missing = EngineConfig(model=checkpoint, adapters=(f"red={tmp_path / name}",))
+        with pytest.raises(ConfigError, match=rf"adapters: there is no folder .*{name}") as caught:
+            make_app(ServerConfig(missing, model_id="tiny", **more))
+        assert caught.value.setting == "adapters"
+    with pytest.raises(ConfigError, match=r"adapter_dir: there is no folder .*nowhere"):
+        make_app(
+            ServerConfig(EngineConfig(model=checkpoint), model_id="tiny", adapter_dir=tmp_path / "nowhere", **more)
+        )
 
 
 def test_nodes_and_talks_have_none(checkpoint: Path, folder: Path) -> None:

@@ -2,12 +2,15 @@
 
 import asyncio
 import base64
+import itertools
 import json
 import struct
 
 import numpy as np
 import pytest
 
+from engine.request import Request
+from server.vectors import Vectors
 from tests.encoders import write_encoder
 from tests.engine.model.test_base import headless
 from tests.serving import CHAT, COMPLETIONS, MESSAGES, RESPONSES, served, tokens_of
@@ -148,6 +151,25 @@ async def test_a_full_queue_refuses(tiny):
         await asyncio.gather(*chats)
         many = {"input": [f"{i}" for i in range(20)]}
         assert len(vectors_of(await service.answer(EMBEDDINGS, many))) == 20
+
+
+async def test_what_was_begun_is_not_refused_when_others_have_taken_its_place(tiny, monkeypatch):
+    """Whenever one of its inputs ends, somebody fills the queue before the next of them can be put there."""
+    take, others = Vectors._take, itertools.count()
+
+    def taken_after_others(vectors, place, vector):
+        service.gate.shut()
+        while not vectors._bridge.is_full:
+            vectors._bridge.enqueue(Request(f"other-{next(others)}", (1, 2), max_tokens=1), lambda event: None)
+        take(vectors, place, vector)
+        service.gate.open()
+
+    async with served(tiny, parallel=1, max_queue_depth=1) as service:
+        body = {"input": [f"text {i}" for i in range(6)]}
+        alone = await service.answer(EMBEDDINGS, body)
+        monkeypatch.setattr(Vectors, "_take", taken_after_others)
+        assert await service.answer(EMBEDDINGS, body) == alone
+        assert next(others) >= 2
 
 
 async def test_a_client_that_leaves_frees_its_rows(service):

@@ -75,6 +75,7 @@ def test_what_is_mounted_is_said(watched, tmp_path, model) -> None:
 # What is wrong with a folder, and what the refusal says of it.
 FAULTS = {
     "no folder": (lambda folder: folder / "nowhere", "adapter_config.json is missing"),
+    "no name of a folder": (lambda folder: folder / ("x" * 300), "adapter_config.json is missing"),
     "whole weights": (lambda folder: edited(folder, fine_tune_type="full"), "whole weights"),
     "another kind": (lambda folder: edited(folder, fine_tune_type="odd"), "'odd' weights"),
     "no parameters": (lambda folder: edited(folder, lora_parameters=None), "no lora_parameters"),
@@ -82,6 +83,10 @@ FAULTS = {
     "an endless scale": (
         lambda folder: edited(folder, lora_parameters={"rank": 4, "scale": float("inf")}),
         "scale is inf",
+    ),
+    "a scale beyond all": (
+        lambda folder: edited(folder, lora_parameters={"rank": 4, "scale": 10**400}),
+        "scale is 1000",
     ),
     "no rank": (lambda folder: edited(folder, lora_parameters={"rank": 0, "scale": 1}), "no rank"),
     "another rank": (
@@ -146,8 +151,22 @@ def test_damaged_files(watched, tmp_path, model) -> None:
     with pytest.raises(AdapterError, match=r"adapters\.safetensors is missing"):
         watched.engine.adapters.mount("a", folder)
     (folder / "adapter_config.json").write_text("[")
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(AdapterError, match="cannot be read"):
         watched.engine.adapters.mount("a", folder)
+
+
+def test_a_model_that_may_miss_one_is_loaded_without_it(tmp_path) -> None:
+    folder = write_checkpoint(tmp_path / "base", "llama")
+    adapter = write_adapter(tmp_path / "a", load_model(folder)[0])
+    adapters = (f"a={adapter}", "b=/nowhere/at/all")
+    engine = Engine.open(EngineConfig(model=folder, adapters=adapters, adapters_may_miss=True))
+    assert [each.name for each in engine.adapters.mounted] == ["a"]
+    with pytest.raises(AdapterNotFound, match=r"b could not be mounted: .* is missing"):
+        engine.submit(request("b"))
+    with pytest.raises(AdapterError, match="mounted already"):
+        engine.adapters.mount("b", adapter)
+    assert engine.adapters.unmount("b") is None
+    assert engine.adapters.mount("b", adapter).number == 2
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.model.load import load
+from engine.size import Bound
 from server.app import make_app
 from server.config import ServerConfig
 from tests.adapters import write_adapter
@@ -322,7 +323,7 @@ async def test_taking_away_goes_on_when_its_client_has_left(tmp_path: Path) -> N
 async def test_one_that_is_taken_away_during_the_load_is_not_there_after_it(tmp_path: Path) -> None:
     folders, root = with_red(tmp_path)
     loads = Loads()
-    async with several(folders, loads, models_max=1, adapter_dir=root) as service:
+    async with several(folders, loads, models_max=1, models_memory=Bound("none"), adapter_dir=root) as service:
         assert (await mount(service, "red", "red", model="window")).status_code == 200
         await text(service, "tiny")
         with held(loads):
@@ -339,7 +340,7 @@ async def test_a_model_is_loaded_again_without_an_adapter_that_is_gone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folders, root = with_red(tmp_path)
-    async with several(folders, models_max=1, adapter_dir=root) as service:
+    async with several(folders, models_max=1, models_memory=Bound("none"), adapter_dir=root) as service:
         for name in ("red", "blue"):
             assert (await mount(service, name, name, model="window")).status_code == 200
         expected = [await text(service, name) for name in ("window", "window:blue")]

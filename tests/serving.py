@@ -26,6 +26,7 @@ from engine.kernels import native
 from engine.loop import EngineLoop, Ticket
 from engine.model.load import load
 from engine.plan import Tick
+from engine.probe import Verdict
 from engine.request import Event, Request, Row
 from engine.sample.chain import sample
 from engine.sample.state import Draw, noise_key
@@ -116,11 +117,18 @@ class WatchedEngine(Engine):
     It runs on the compiled kernels where they are there, as a server does, and on one thread of them.
     """
 
-    def __init__(self, config: EngineConfig, *, sampler: Sampler = sample, gate: Gate | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        sampler: Sampler = sample,
+        gate: Gate | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
         adapter.install_attention()
         self.loaded_on = threading.get_ident()
         compiled = not config.portable and isinstance(native.start(1), native.Native)
-        super().__init__(load(config.model, compiled=compiled), config, sampler=sampler)
+        super().__init__(load(config.model, compiled=compiled), config, sampler=sampler, verdict=verdict)
         self.gate = gate or Gate()
         self.rows: list[Row] = []
         self.ticks: list[Tick] = []

@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
+from engine.probe import Verdict
 from tests.serving import COMPLETIONS, PATIENCE_S, Gate, Served, WatchedEngine, served, settle
 from tests.tiny import write_checkpoint
 
@@ -35,6 +36,7 @@ class Loads:
         self.began = threading.Event()
         self.fault: Exception | None = None
         self.gates: dict[str, Gate] = {}
+        self._verdicts: dict[str, Verdict] = {}
 
     def __call__(self, config: EngineConfig) -> Engine:
         name = config.model.name
@@ -52,7 +54,9 @@ class Loads:
                 loads.live.discard(name)
                 super().close()
 
-        return Noted(config, gate=self.gates.setdefault(name, Gate()))
+        engine = Noted(config, gate=self.gates.setdefault(name, Gate()), verdict=self._verdicts.get(name))
+        self._verdicts[name] = engine.verdict  # as the store of verdicts keeps it for a server
+        return engine
 
     async def has_begun(self) -> None:
         assert await asyncio.to_thread(self.began.wait, PATIENCE_S)

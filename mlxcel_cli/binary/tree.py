@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution
 from pathlib import Path, PurePosixPath
 
+from engine.model.pull import DEFAULT_INDEX
 from mlxcel_cli.binary import closure, libraries
 from mlxcel_cli.binary.archive import Files
 
@@ -47,7 +48,7 @@ def lay_out(stage: Path, distributions: list[Distribution]) -> tuple[Files, list
     python = PurePosixPath("bin/python3")
     own = {python: Path(sys._base_executable).resolve()}  # type: ignore[attr-defined]
     own |= {home / place: source for place, source in _standard_library(Path(sysconfig.get_path("stdlib")))}
-    files: Files = {**own, PurePosixPath("bin/mlxcel"): PROGRAM}
+    files: Files = {**own, PurePosixPath("bin/mlxcel"): PROGRAM, **_default_index()}
     for distribution in distributions:
         for source, place in closure.files(distribution):
             if belongs(place):
@@ -63,6 +64,15 @@ def lay_out(stage: Path, distributions: list[Distribution]) -> tuple[Files, list
     brought = libraries.gather(stage, stage / python, origins)
     files |= {place: stage / place for place in [*objects, *(PurePosixPath("lib", name) for name in brought)]}
     return files | dict(_compiled(files)), brought
+
+
+def _default_index() -> Files:
+    """Where pip looks by itself, for a program that comes without pip; nothing where the build has none either."""
+    try:
+        from pip._internal.models.index import PyPI
+    except ImportError:
+        return {}
+    return {PurePosixPath(DEFAULT_INDEX): f"[global]\nindex-url = {PyPI.simple_url}\n".encode()}
 
 
 def belongs(place: PurePosixPath) -> bool:

@@ -340,7 +340,7 @@ def test_a_name_that_the_hub_cannot_hold_is_unknown(hub: Hub, store: Store) -> N
 
 def test_a_fetch_asks_for_the_commit_and_the_listing_once(hub: Hub, store: Store) -> None:
     ensure(NAME, store=store)
-    assert [path for _, path, *_ in hub.asked if "/api/" in path] == [
+    assert [path for _, path, *_ in hub.asked if "/api/models/" in path] == [
         f"/api/models/{NAME}",
         f"/api/models/{NAME}/tree/{commit_of(NAME, 0)}",
     ]

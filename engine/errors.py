@@ -31,6 +31,11 @@ A person's fault is a type below `UserError`, whose message can be shown as it i
 NO_BACKEND = "on Linux the backend is an extra of the package that is installed: mlxcel[cpu] or mlxcel[cuda]"
 
 
+def words_of(fault: BaseException, most: int = 200) -> str:
+    """What an error that is none of ours says, in one line of at most so many characters; its type if nothing."""
+    return " ".join(str(fault).split())[:most] or type(fault).__name__
+
+
 class MlxcelError(Exception):
     """Anything this project raises on purpose. `hint` is one line on what to do next, or empty."""
 

@@ -16,7 +16,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedLinear
 
 from engine.adapters.layer import Factors
-from engine.errors import AdapterError, ModelError
+from engine.errors import AdapterError, ModelError, words_of
 from engine.model.placement import expanded_weight
 from engine.model.store import read_json
 
@@ -137,11 +137,7 @@ def _arrays(file: Path) -> dict[str, mx.array]:
     try:
         return dict(mx.load(str(file)))  # type: ignore[arg-type]
     except Exception as error:  # a damaged file can make it raise anything
-        raise AdapterError(f"{file} cannot be read: {_said(error)}", hint=FOLDER_HINT) from error
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__
+        raise AdapterError(f"{file} cannot be read: {words_of(error, 300)}", hint=FOLDER_HINT) from error
 
 
 def _pairs(folder: Path, arrays: Mapping[str, mx.array], parts: Mapping[str, str]) -> dict[str, Pair]:

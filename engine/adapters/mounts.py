@@ -14,7 +14,7 @@ from typing import Any
 from engine.adapters.files import AdapterFiles, factors_of, layers_for, read
 from engine.adapters.layer import BASE, Factors, LowRank, low_rank_of, set_low_rank
 from engine.config import is_adapter_name
-from engine.errors import AdapterError, AdapterNotFound, AdapterTaken, ModelError
+from engine.errors import AdapterError, AdapterNotFound, AdapterTaken, ModelError, words_of
 from engine.forward import Forward
 from engine.model.memory import available_bytes, human_bytes
 from engine.probe import differs
@@ -129,7 +129,7 @@ class Adapters:
                 layer: LowRank(self._forward.choice, self._stacked(layer, kept, incoming)) for layer in layers
             }
         except Exception as error:  # what is wrong with a file of weights shows when they are read
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = words_of(error, 300)
             raise AdapterError(f"the weights in {folder} cannot be read: {reason}") from error
         slots, self._slots = self._slots, [*self._slots, mounted]
         self._set(layers, after)

@@ -21,7 +21,7 @@ from mlx.utils import tree_flatten, tree_map_with_path, tree_unflatten
 from mlx_lm.convert import mixed_quant_predicate_builder
 from mlx_lm.utils import get_total_parameters, make_shards, quantize_model, save_config
 
-from engine.errors import ModelError, UnsupportedModel
+from engine.errors import ModelError, UnsupportedModel, words_of
 from engine.model.conversion import DTYPES, Conversion
 from engine.model.hub import SMALL_FILES
 from engine.model.load import LoadedModel, load, text_config
@@ -328,7 +328,7 @@ def _pack(
             _, config = quantize_model(model, config, asked.group_size, bits, quant_predicate=decide)
     except Exception as fault:
         # A family's own code may raise anything.
-        said = " ".join(str(fault).split())[:200] or type(fault).__name__
+        said = words_of(fault)
         raise UnsupportedModel(f"{source} cannot be quantized: {said}") from fault
     left = [Left(path, NO_GROUPS if columns[path] % sizes[path] else FAMILY) for path in _packable(model)]
     if len(left) == len(columns):
@@ -385,7 +385,7 @@ def _content(array: mx.array) -> memoryview:
     try:
         mx.eval(flat)
     except RuntimeError as fault:
-        raise ModelError(f"the weights cannot be read: {' '.join(str(fault).split())[:200]}") from fault
+        raise ModelError(f"the weights cannot be read: {words_of(fault)}") from fault
     return memoryview(flat)  # type: ignore[arg-type]
 
 

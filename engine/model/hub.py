@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import FetchFailed, ModelError, ModelNotFound, UnsupportedModel
+from engine.errors import FetchFailed, ModelError, ModelNotFound, UnsupportedModel, words_of
 from engine.model.memory import human_bytes
 from engine.model.store import INDEX, TOKENIZER_FILES, check_complete, read_json
 
@@ -338,11 +338,11 @@ def _plain_errors(name: HubName) -> Iterator[None]:
         hint = token_hint if status in (401, 403) else "what has come is kept: the next attempt goes on from there"
         raise FetchFailed(f"the hub answered {status} when asked for {name.entry}", hint=hint) from error
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+        said = words_of(error)
         raise FetchFailed(f"the hub cannot be reached for {name.entry}: {said}", hint=ENDPOINT_HINT) from error
     except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
         # What answers at HF_ENDPOINT may be no hub at all, and the library trusts it.
-        said = " ".join(str(error).split())[:200] or type(error).__name__
+        said = words_of(error)
         raise FetchFailed(
             f"the hub's answer about {name.entry} cannot be used: {said}", hint=ENDPOINT_HINT
         ) from error

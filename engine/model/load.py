@@ -14,10 +14,11 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 from mlx_lm.utils import load_adapters, load_model, load_tokenizer
 
+from engine.adapters.files import CONFIG, OURS
 from engine.config import EngineConfig, setting_of
 from engine.encoder.bothways import BothWays, sees_both_ways
 from engine.encoder.encoder import Encoder
-from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode
+from engine.errors import ConfigError, ModelError, ModelIncomplete, UnsupportedModel, UntrustedCode, words_of
 from engine.model.classes import classes_for
 from engine.model.memory import available_bytes
 from engine.model.placement import hold_room, parameter_bytes, place
@@ -33,7 +34,6 @@ CONTEXT_FIELDS = (
 )  # fmt: skip
 NEUTRAL = Sampling(temperature=1.0)
 ANSWER = "mlxcel"
-ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapters.safetensors"
 ADAPTER_HINT = "an adapter is a folder that `mlx_lm.lora` wrote, for this very model"
 TRUST_HINT = "--trust-remote-code allows it, if you trust where the checkpoint comes from"
 
@@ -173,7 +173,7 @@ def _brings_tokenizer_code(path: Path) -> bool:
 
 def _refusal(path: Path, error: Exception) -> ModelError:
     """What went wrong in mlx-lm or transformers, as one of our types."""
-    said = " ".join(str(error).split())[:500] or type(error).__name__
+    said = words_of(error, 500)
     if "trust_remote_code" in said:
         return UntrustedCode(f"{path} can be loaded by its own Python only", hint=TRUST_HINT)
     if "not supported" in said:
@@ -206,21 +206,18 @@ def _apply_adapter(model: Any, folder: Path) -> str:
     layers they stay, because rounding would eat small changes.
     Raises ModelIncomplete for files that are missing, ModelError for an adapter of another model or kind.
     """
-    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+    for name in (CONFIG, OURS):
         if not (folder / name).is_file():
             raise ModelIncomplete(f"{folder} is no whole adapter: {name} is missing", hint=ADAPTER_HINT)
-    if (
-        "lora_parameters" not in (said := read_json(folder / ADAPTER_CONFIG))
-        and said.get("fine_tune_type") != "full"
-    ):
+    if "lora_parameters" not in (said := read_json(folder / CONFIG)) and said.get("fine_tune_type") != "full":
         raise ModelError(f"{folder} is no adapter of mlx-lm: it has no lora_parameters", hint=ADAPTER_HINT)
     own = {name for name, module in model.named_modules() if "lora_a" in module}
     try:
         load_adapters(model, str(folder))
-        given = set(mx.load(str(folder / ADAPTER_WEIGHTS)))
+        given = set(mx.load(str(folder / OURS)))
     except Exception as error:
         # Its two files' contents can make any part of mlx-lm raise anything.
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = words_of(error, 300)
         raise ModelError(f"the adapter {folder} does not fit the model: {reason}", hint=ADAPTER_HINT) from error
     layers = {name: module for name, module in model.named_modules() if "lora_a" in module and name not in own}
     for name, module in layers.items():

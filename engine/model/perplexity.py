@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from engine.cache.adapter import select_before_head
-from engine.errors import ModelError
+from engine.errors import ModelError, words_of
 from engine.forward import AloneForward, Span
 from engine.kernels import native, portable
 from engine.model.load import LoadedModel, load
@@ -65,7 +65,7 @@ def _measured(loaded: LoadedModel) -> Perplexity:
         mean = float(loss.item())  # type: ignore[arg-type]
     except Exception as fault:
         # A model's own code may raise anything.
-        said = " ".join(str(fault).split())[:200] or type(fault).__name__
+        said = words_of(fault)
         raise ModelError(f"the model cannot be run here: {said}") from fault
     return Perplexity(math.exp(mean) if not mean > 700 else math.inf, len(ids) - 1)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from engine.errors import ConfigError, UnsupportedModel
+from engine.errors import ConfigError, UnsupportedModel, words_of
 from engine.model.load import text_config
 
 Kind = Literal["tensor", "pipeline"]
@@ -51,7 +51,7 @@ class Split:
             else:
                 model.model.pipeline(group)
         except Exception as fault:  # a model's own code may raise anything
-            said = f"{self.family} cannot be split over {self.num_ranks} ranks: {_first_words(fault)}"
+            said = f"{self.family} cannot be split over {self.num_ranks} ranks: {words_of(fault)}"
             raise UnsupportedModel(said) from fault
 
 
@@ -84,7 +84,7 @@ def _no_tensors(model: Any, config: Mapping[str, Any], num_ranks: int) -> str | 
     try:
         model.shard(_NoRanks(num_ranks))
     except Exception as fault:  # noqa: BLE001 - a model's own code may raise anything, and says what does not divide
-        return "; ".join(filter(None, [_uneven(model, said, SIZES, num_ranks), _first_words(fault)]))
+        return "; ".join(filter(None, [_uneven(model, said, SIZES, num_ranks), words_of(fault)]))
     return None
 
 
@@ -122,7 +122,3 @@ class _NoRanks:
 
     def size(self) -> int:
         return self.num_ranks
-
-
-def _first_words(fault: Exception) -> str:
-    return " ".join(str(fault).split())[:200] or type(fault).__name__

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from engine.errors import words_of
 from mlxcel_cli import config, render
 from mlxcel_cli.address import shown
 from mlxcel_cli.doctor.finding import Finding, State
@@ -77,7 +78,7 @@ def look_at_hub() -> Iterator[Finding]:
         answer = httpx2.get(f"{constants.ENDPOINT}/api/models?limit=1", timeout=PATIENCE_S, follow_redirects=True)
         fault = f"it answered {answer.status_code}" if answer.status_code >= 400 else ""
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError) as error:
-        fault = " ".join(str(error).split())[:200] or type(error).__name__
+        fault = words_of(error)
     if fault:
         hint = f"{here}; to fetch others, name a mirror with HF_ENDPOINT, or a proxy with HTTPS_PROXY"
         yield Finding("hub", State.WARNING, f"{shown(constants.ENDPOINT)}: {shown(fault)}", hint)

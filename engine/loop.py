@@ -354,8 +354,9 @@ class EngineLoop:
         warm_ups.add(self._take_expected())
         if not scheduler.has_work:
             warm_ups.advance()
-        in_use = (*scheduler.rows, *warm_ups.rows, *engine.verifier.rows)
-        engine.adapters.settle(row.adapter for row in in_use)
+        if engine.adapters.num_leaving:
+            in_use = (*scheduler.rows, *warm_ups.rows, *engine.verifier.rows)
+            engine.adapters.settle(row.adapter for row in in_use)
         self.metrics.stands(
             kv_bytes=engine.kv_bytes((*scheduler.rows, *warm_ups.rows)),
             kv_blocks=engine.kv_blocks,

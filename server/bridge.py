@@ -109,7 +109,6 @@ class Bridge:
             loop, post=self._post, on_state=self._on_state, metrics=Metrics(), **loop_options
         )
         self._loop: EngineLoop = self._make(config)
-        self._was_stopped = False
         self._hear: Callable[[Sequence[Moment]], None] | None = None
         self._on_fault = on_fault
         self._on_loaded = on_loaded
@@ -119,14 +118,13 @@ class Bridge:
         self._text_workers = ThreadPoolExecutor(NUM_TEXT_WORKERS, thread_name_prefix="mlxcel-text")
 
     def start(self, config: EngineConfig | None = None) -> None:
-        """Start loading the model, by another `config` if one is given; called on the event loop that will use
-        this.
+        """Start loading the model, anew by another `config` where one is given; called on the event loop that
+        will use this.
         """
         self._asyncio = asyncio.get_running_loop()
-        if self._was_stopped or config is not None:
-            self._was_stopped = False
+        if config is not None:
             self._loaded.clear()
-            self._loop = self._make(config or self._loop.config)
+            self._loop = self._make(config)
             self.listen(self._hear)
         self._loop.start()
 
@@ -145,7 +143,6 @@ class Bridge:
         """End everything and wait until the engine has stopped."""
         self.end()
         await asyncio.to_thread(self._loop.stop)
-        self._was_stopped = True
 
     async def close(self) -> None:
         """Stop for good."""

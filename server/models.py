@@ -192,6 +192,11 @@ class Models:
         return self.served[0]
 
     @property
+    def each(self) -> list[Served]:
+        """All that a request can choose: every model, and it with each of its adapters."""
+        return [one for base in self.served for one in (base, *base.adapted.values())]
+
+    @property
     def are_several(self) -> bool:
         return self._residency is not None
 
@@ -305,9 +310,8 @@ class Models:
         self.end()
         if self._timer is not None:
             self._timer.cancel()
-        for served in self.served:
-            for one in (served, *served.adapted.values()):
-                one.conversations.close()
+        for one in self.each:
+            one.conversations.close()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

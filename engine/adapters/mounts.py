@@ -155,8 +155,6 @@ class Adapters:
 
     def settle(self, in_use: Iterable[int]) -> None:
         """Let go of what was unmounted, but for the numbers that are `in_use` by rows."""
-        if not self.num_leaving:
-            return
         staying = {*in_use, *(one.number for one in self._by_name.values())}
         kept = [slot for slot, one in enumerate(self._slots, 1) if one.number in staying]
         if len(kept) == len(self._slots):

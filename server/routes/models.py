@@ -35,8 +35,7 @@ def _described(service: Service, served: Served) -> dict[str, Any]:
 
 async def list_models(request: Request) -> Response:
     service = service_of(request)
-    all_served = [one for base in service.models.served for one in (base, *base.adapted.values())]
-    described = [_described(service, served) for served in all_served]
+    described = [_described(service, served) for served in service.models.each]
     return json_response({"object": "list", "data": described})
 
 

@@ -274,23 +274,29 @@ def with_red(tmp_path: Path) -> tuple[dict[str, Path], Path]:
     return folders, root
 
 
+async def taken_away_while_it_runs(service: Served, loads: Loads) -> list[asyncio.Task[Any]]:
+    """Mount red, hold its model in a request, let another model's wait, and take red away: the three requests."""
+    assert (await mount(service, "red", "red", model="window")).status_code == 200
+    gate = loads.gates["window"]
+    gate.shut()
+    running = asyncio.create_task(text(service, "window"))
+    await gate.engine_held()
+    waiting = asyncio.create_task(text(service, "tiny"))
+    await wishing(service, 1)
+    removing = asyncio.create_task(service.client.delete(f"{ADAPTERS}/red"))
+    while service.app.state.service.models.find("window").adapted:
+        await asyncio.sleep(0)
+    return [running, waiting, removing]
+
+
 async def test_taking_away_is_refused_by_no_queue(tmp_path: Path) -> None:
     folders, root = with_red(tmp_path)
     loads = Loads()
     async with several(
         folders, loads, models_max=1, adapter_dir=root, engine={"max_queue_depth": 1, "parallel": 1}
     ) as service:
-        assert (await mount(service, "red", "red", model="window")).status_code == 200
-        gate = loads.gates["window"]
-        gate.shut()
-        running = asyncio.ensure_future(text(service, "window"))
-        await gate.engine_held()
-        waiting = asyncio.ensure_future(text(service, "tiny"))
-        await wishing(service, 1)
-        removing = asyncio.ensure_future(service.client.delete(f"{ADAPTERS}/red"))
-        while service.app.state.service.models.find("window").adapted:
-            await asyncio.sleep(0)
-        gate.open()
+        running, waiting, removing = await taken_away_while_it_runs(service, loads)
+        loads.gates["window"].open()
         assert (await removing).status_code == 200
         await asyncio.gather(running, waiting)
 
@@ -299,20 +305,11 @@ async def test_taking_away_goes_on_when_its_client_has_left(tmp_path: Path) -> N
     folders, root = with_red(tmp_path)
     loads = Loads()
     async with several(folders, loads, models_max=1, adapter_dir=root) as service:
-        assert (await mount(service, "red", "red", model="window")).status_code == 200
-        gate = loads.gates["window"]
-        gate.shut()
-        running = asyncio.ensure_future(text(service, "window"))
-        await gate.engine_held()
-        waiting = asyncio.ensure_future(text(service, "tiny"))
-        await wishing(service, 1)
-        removing = asyncio.ensure_future(service.client.delete(f"{ADAPTERS}/red"))
-        while service.app.state.service.models.find("window").adapted:
-            await asyncio.sleep(0)
+        running, waiting, removing = await taken_away_while_it_runs(service, loads)
         for left in (removing, waiting):
             left.cancel()
             await asyncio.wait([left])
-        gate.open()
+        loads.gates["window"].open()
         await running
         await service.exchanges_ended()
         again = await mount(service, "red", "blue", model="window")
